@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, runtime_checkable
@@ -37,6 +37,11 @@ class Fault(Protocol):
         """Return what the fault was made with, so that it can be declared in results."""
 
 
+def parameters_of(fault: Any) -> dict[str, Any]:
+    """Return the fields a fault was made with, ready for JSON."""
+    return {each.name: getattr(fault, each.name) for each in fields(fault)}
+
+
 @runtime_checkable
 class Damage(Fault, Protocol):
     """A change to a checkpoint at rest."""
@@ -57,19 +62,30 @@ class LaunchFault(Fault, Protocol):
         """Return the altered launch and the proof that it differs."""
 
 
-@runtime_checkable
-class PublishFault(Fault, Protocol):
-    """A wrong way to put the new checkpoint where the engine reads it.
+class Acting(Protocol):
+    """A fault that may go on acting after it was injected; it ends with this process at the latest."""
 
-    `live` is what the engine serves. Before, it is a real directory with the old checkpoint. `start` must leave the live
-    path as the engine will find it when it is started right afterwards; anything that goes on in the background is
-    ended by `finish`.
-    """
+    @property
+    def injected(self) -> Injected:
+        """Return the proof taken when it was injected."""
 
-    def start(self, source: Path, live: Path, *, random: Random) -> Injected: ...
+    def state(self) -> Injected:
+        """Prove it again from what is there now: call it when the engine is started, and once more after `finish`."""
 
     def finish(self, *, limit_s: float) -> None:
-        """Wait for, or end, what still runs in the background."""
+        """Wait until it has run its course, or end it when the limit passes; 0 ends it now. Idempotent."""
+
+
+@runtime_checkable
+class PublishFault(Fault, Protocol):
+    """A wrong way to put the new checkpoint where the engine reads it."""
+
+    def start(self, source: Path, live: Path, *, random: Random) -> Acting:
+        """Publish `source`, which is only read, over `live`, and leave it as an engine started right now would find it.
+
+        `live` is a real directory in the run's own workspace that holds the old checkpoint.
+        Raises: FaultNotApplicable when `live` is not such a directory, or shares files with something else.
+        """
 
 
 @runtime_checkable
@@ -80,5 +96,13 @@ class CacheFault(Fault, Protocol):
     def key(self) -> str:
         """Return what the cache is keyed by: "path" or "content"."""
 
-    def prove(self, cache_directory: Path) -> Injected:
-        """Prove, just before the new start, that the cache still holds the old checkpoint's tensors."""
+    def prove(self, cache_directory: Path, *, old: Path, new: Path) -> Injected:
+        """Prove, just before the new start, that the cache still holds the old checkpoint's tensors and not the new's."""
+
+
+@runtime_checkable
+class StartRace(Fault, Protocol):
+    """A remedy that races with the start it belongs to."""
+
+    def after_start(self, cache_directory: Path) -> Acting:
+        """Begin right after the engine was started; what it found and did is in `state`."""
