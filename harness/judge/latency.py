@@ -1,0 +1,47 @@
+"""Is latency back in its old band? Within one scenario only; a verdict on "slower" needs paired blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from harness.judge.verdict import Verdict
+from harness.observe.history import Request, RequestResult
+
+REQUESTS_PER_WINDOW_MIN = 3
+
+
+def band_finding(
+    before: Sequence[Request], after: Sequence[Request], *, factor: float, windows: int
+) -> tuple[Verdict, str, tuple[str, ...]]:
+    """Compare the median latency of `windows` windows after recovery with the band of the windows before the fault.
+
+    Latency is counted from the planned start; a failed request counts as infinitely slow. The band's upper end is the
+    largest window median before the fault, times `factor`; it is held when more than half of the windows are inside.
+    """
+    before_medians = window_medians(before, windows)
+    after_medians = window_medians(after, windows)
+    if before_medians is None or after_medians is None:
+        needed = windows * REQUESTS_PER_WINDOW_MIN
+        text = f"too few requests to compare: {len(before)} before and {len(after)} after, {needed} needed for {windows} windows"
+        return Verdict.UNKNOWN, text, ()
+    limit_s = max(before_medians) * factor
+    inside = sum(value <= limit_s for value in after_medians)
+    verdict = Verdict.HELD if inside * 2 > windows else Verdict.BROKEN
+    shown = ", ".join(f"{value * 1000:.0f}" for value in after_medians)
+    return (
+        verdict,
+        f"{inside} of {windows} windows after recovery have a median latency of at most {limit_s * 1000:.0f} ms "
+        f"(old band up to {max(before_medians) * 1000:.0f} ms, factor {factor:g}); seen: {shown} ms",
+        (),
+    )
+
+
+def window_medians(requests: Sequence[Request], windows: int) -> list[float] | None:
+    """Return the median latency in seconds of `windows` windows with equally many arrivals, or None when too few."""
+    ordered = sorted((r for r in requests if not r.is_ours), key=lambda request: request.planned_ns)
+    if len(ordered) < windows * REQUESTS_PER_WINDOW_MIN:
+        return None
+    edges = [round(index * len(ordered) / windows) for index in range(windows + 1)]
+    slices = [ordered[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [median(r.latency_s if r.result is RequestResult.OK else float("inf") for r in part) for part in slices]

@@ -1,0 +1,292 @@
+"""The moments of a rollout, read from its history: when the fault acted, who noticed, what users got, when it was over.
+
+Everything here is pure, so the runner can act on it while a scenario runs and a stored run can be judged anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.guards.canary import Answer
+from harness.observe.history import Event, EventKind, History, Request, RequestResult
+
+RIGHT_IN_A_ROW = 3  # canaries that must be right, one after the other, before service counts as recovered
+RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
+
+
+class Layer(StrEnum):
+    """Who noticed, from the cheapest to the most expensive; `harmless`: there was nothing to notice."""
+
+    HARMLESS = "harmless"
+    PREFLIGHT = "preflight"
+    STARTUP = "startup"
+    FIRST_REQUEST = "first_request"
+    CANARY = "canary"
+    CLIENT = "client"
+    NEVER = "never"
+
+    @property
+    def rank(self) -> int:
+        """Return the position from early (0) to never."""
+        return list(Layer).index(self)
+
+
+class Window(StrEnum):
+    """The parts of a scenario that a claim can be about."""
+
+    ALL = "all"
+    BEFORE = "before"
+    FAULTY = "faulty"
+    RECOVERING = "recovering"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """Who noticed first, when, and what shows it."""
+
+    layer: Layer
+    at_ns: int | None
+    because: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """Answers that users got from wrong weights: at least `lower`, at most `upper`."""
+
+    lower: int
+    upper: int
+    evidence: tuple[str, ...] = ()
+
+
+def fault_at_ns(history: History) -> int | None:
+    """Return when the rollout that carries the fault began to touch what the engine reads."""
+    event = history.first(EventKind.PUBLISH_STARTED, EventKind.ROLLOUT_STARTED)
+    return None if event is None else event.at_ns
+
+
+def remedy_at_ns(history: History) -> int | None:
+    """Return when the remedy began."""
+    event = history.first(EventKind.REMEDY_STARTED)
+    return None if event is None else event.at_ns
+
+
+def load_span(history: History) -> tuple[int, int] | None:
+    """Return when load began and ended, in nanoseconds."""
+    start, end = history.first(EventKind.LOAD_STARTED), history.last(EventKind.LOAD_ENDED)
+    if start is None:
+        return None
+    if end is not None:
+        return start.at_ns, end.at_ns
+    return start.at_ns, max((request.ended_ns for request in history.requests), default=start.at_ns)
+
+
+def window_span(history: History, window: Window) -> tuple[int, int] | None:
+    """Return start and end of a window, or None when the scenario did not get there."""
+    span = load_span(history)
+    fault, remedy, recovered = fault_at_ns(history), remedy_at_ns(history), recovery_at_ns(history)
+    if span is None:
+        return None
+    start, end = span
+    if window is Window.ALL:
+        return start, end
+    if window is Window.BEFORE:
+        return start, end if fault is None else fault
+    if fault is None:
+        return None
+    if window is Window.FAULTY:
+        return fault, next((at for at in (remedy, recovered) if at is not None), end)
+    if window is Window.RECOVERING:
+        return None if remedy is None else (remedy, end if recovered is None else recovered)
+    return None if recovered is None else (recovered, end)
+
+
+def requests_in(history: History, window: Window, *, canaries: bool) -> tuple[Request, ...]:
+    """Return the canaries, or the other requests, whose planned start lies in the window."""
+    span = window_span(history, window)
+    if span is None:
+        return ()
+    start, end = span
+    return tuple(r for r in history.requests if r.is_canary == canaries and start <= r.planned_ns < end)
+
+
+def expected_answers(history: History) -> dict[str, Answer]:
+    """Return which checkpoint each incarnation was started to serve."""
+    return {
+        event.data["incarnation"]: Answer(event.data["expects"]) for event in history.of(EventKind.ENGINE_STARTING)
+    }
+
+
+def is_wrong(canary: Request, expected: Answer | None) -> bool:
+    """Say whether an answered canary came from other weights than its engine was started for."""
+    return canary.result is RequestResult.OK and canary.answer not in (expected, Answer.AMBIGUOUS)
+
+
+def is_right(canary: Request, expected: Answer | None) -> bool:
+    """Say whether an answered canary provably came from the weights its engine was started for."""
+    return canary.result is RequestResult.OK and canary.answer is expected
+
+
+def detection(history: History) -> Detection:
+    """Say who noticed first between the fault and the remedy."""
+    start, remedy = fault_at_ns(history), remedy_at_ns(history)
+    if start is None:
+        return Detection(layer=Layer.NEVER, at_ns=None, because="no rollout was started")
+    end = remedy if remedy is not None else 2**63
+    expected = expected_answers(history)
+    suspects = {
+        event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if start <= event.at_ns < end
+    }
+    signs = [sign for event in history.events if start <= event.at_ns < end for sign in _event_sign(event, expected)]
+    for incarnation in suspects:
+        served = [r for r in history.requests if r.incarnation == incarnation and r.ended_ns < end and not r.is_ours]
+        signs += _request_signs(served, history, expected.get(incarnation))
+    if signs:
+        return min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
+    right = [
+        r
+        for r in history.canaries()
+        if r.incarnation in suspects and r.ended_ns < end and is_right(r, expected.get(r.incarnation))
+    ]
+    if len(right) >= RIGHT_FOR_HARMLESS:
+        return Detection(
+            layer=Layer.HARMLESS,
+            at_ns=None,
+            because=f"{len(right)} of {len(right)} canaries were right: nothing that clients see has changed",
+            evidence=tuple(request.id for request in right[:RIGHT_FOR_HARMLESS]),
+        )
+    return Detection(layer=Layer.NEVER, at_ns=None, because="nobody noticed anything")
+
+
+def _event_sign(event: Event, expected: dict[str, Answer]) -> list[Detection]:
+    data = event.data
+    if event.kind is EventKind.GUARD_REFUSED and data.get("guard") == "preflight":
+        ids = ", ".join(sorted({str(finding["id"]) for finding in data.get("findings", ())}))
+        return [_sign(Layer.PREFLIGHT, event, f"pre-flight refused the checkpoint ({ids})")]
+    if event.kind is EventKind.ENGINE_NOT_READY and expected.get(data["incarnation"]) is Answer.NEW:
+        lines = data.get("log_lines") or ["no error line in its log"]
+        return [_sign(Layer.STARTUP, event, f'the engine refused to start ({data["reason"]}): "{lines[0]}"')]
+    if event.kind is EventKind.CANARY_CHECKED and data["answer"] != expected.get(data["incarnation"]):
+        return [_sign(Layer.CANARY, event, f"a canary before traffic was answered by: {data['answer']}")]
+    return []
+
+
+def _sign(layer: Layer, event: Event, because: str) -> Detection:
+    return Detection(layer=layer, at_ns=event.at_ns, because=because, evidence=(event.id,))
+
+
+def _request_signs(served: Sequence[Request], history: History, expected: Answer | None) -> list[Detection]:
+    """Return the signs that requests to one incarnation give: its first failed one and its first wrong canary."""
+    signs: list[Detection] = []
+    by_end = sorted(served, key=lambda request: request.ended_ns)
+    failed = next((r for r in by_end if r.result is not RequestResult.OK and not r.is_canary), None)
+    if failed is not None:
+        had_answers = any(r.result is RequestResult.OK and r.ended_ns < failed.ended_ns for r in by_end if not r.is_canary)
+        layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
+        seen = f"{failed.result}{'' if failed.status is None else f' {failed.status}'} {failed.error[:120]}".strip()
+        signs.append(_request_sign(layer, failed, f'a request to "{failed.incarnation}" failed: {seen}'))
+    canary = next((r for r in by_end if r.is_canary and (r.result is not RequestResult.OK or is_wrong(r, expected))), None)
+    if canary is not None:
+        if canary.result is RequestResult.OK:
+            seen = f"was answered by {canary.answer} instead of {expected} weights"
+        else:
+            seen = f"failed: {canary.result}{'' if canary.status is None else f' {canary.status}'} {canary.error[:120]}"
+        # A canary that dies together with the first user requests shows an engine that fails on use.
+        if failed is not None and canary.result is not RequestResult.OK and signs[0].layer is Layer.FIRST_REQUEST:
+            signs.append(_request_sign(Layer.FIRST_REQUEST, canary, f'the first request to "{canary.incarnation}" {seen}'))
+        else:
+            signs.append(_request_sign(Layer.CANARY, canary, f'a canary to "{canary.incarnation}" {seen}'))
+    died = next((e for e in history.of(EventKind.ENGINE_DIED) if served and e.data["incarnation"] == served[0].incarnation), None)
+    if died is not None:
+        had_answers = any(r.result is RequestResult.OK and r.ended_ns < died.at_ns for r in by_end)
+        layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
+        signs.append(_sign(layer, died, f"the engine died while serving (exit code {died.data.get('exit_code')})"))
+    return signs
+
+
+def _request_sign(layer: Layer, request: Request, because: str) -> Detection:
+    return Detection(layer=layer, at_ns=request.ended_ns, because=because, evidence=(request.id,))
+
+
+def exposure(history: History) -> Exposure:
+    """Count the answers users got from wrong weights, per incarnation.
+
+    An incarnation is suspected from its last right canary (or its start) to its next right one (or its end); it is
+    convicted between its first and last wrong canary. One that answered users and no canary is suspected throughout.
+    """
+    lower = upper = 0
+    evidence: list[str] = []
+    for incarnation, expected in expected_answers(history).items():
+        answered = [
+            r for r in history.requests if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
+        ]
+        marks = sorted(_canary_marks(history, incarnation, expected))
+        wrong = [at for at, right in marks if not right]
+        if not wrong:
+            if answered and not marks:
+                upper += len(answered)
+                evidence += [request.id for request in answered[:3]]
+            continue
+        from_ns = max((at for at, right in marks if right and at < wrong[0]), default=0)
+        to_ns = min((at for at, right in marks if right and at > wrong[-1]), default=2**63)
+        suspected = [r for r in answered if r.ended_ns > from_ns and (r.sent_ns or r.planned_ns) < to_ns]
+        convicted = [r for r in suspected if (r.sent_ns or r.planned_ns) >= wrong[0] and r.ended_ns <= wrong[-1]]
+        lower += len(convicted)
+        upper += len(suspected)
+        evidence += [request.id for request in suspected[:3]]
+    return Exposure(lower=lower, upper=upper, evidence=tuple(evidence))
+
+
+def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[tuple[int, bool]]:
+    """Return (time, was right) of every canary that one incarnation answered, also those before traffic."""
+    marks = [
+        (event.at_ns, event.data["answer"] == expected)
+        for event in history.of(EventKind.CANARY_CHECKED)
+        if event.data["incarnation"] == incarnation and event.data["answer"] != Answer.AMBIGUOUS
+    ]
+    marks += [
+        (canary.ended_ns, is_right(canary, expected))
+        for canary in history.canaries()
+        if canary.incarnation == incarnation
+        and canary.result is RequestResult.OK
+        and canary.answer is not Answer.AMBIGUOUS
+    ]
+    return marks
+
+
+def recovery_at_ns(history: History) -> int | None:
+    """Return when service was back: the last of three right canaries in a row with every request beside them answered.
+
+    Counted from the remedy, or from the rollout when nothing had to be remedied. An engine whose log shows a load error
+    since then has not recovered.
+    """
+    begun = history.first(EventKind.REMEDY_STARTED) or history.first(EventKind.ROLLOUT_STARTED)
+    if begun is None:
+        return None
+    expected = expected_answers(history)
+    errors = {
+        event.data["incarnation"]
+        for event in history.of(EventKind.LOG_LINE)
+        if event.at_ns >= begun.at_ns and event.data.get("class") in ("load", "file")
+    }
+    # With no remedy the engine that was replaced goes on answering rightly: that is not what recovery is about.
+    started = {
+        event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if event.at_ns >= begun.at_ns
+    }
+    canaries = sorted((r for r in history.canaries() if r.planned_ns >= begun.at_ns), key=lambda r: r.ended_ns)
+    run: list[Request] = []
+    for canary in canaries:
+        fits = is_right(canary, expected.get(canary.incarnation)) and canary.incarnation in started - errors
+        if not fits or (run and run[-1].incarnation != canary.incarnation):
+            run = []
+        if fits:
+            run.append(canary)
+        if len(run) >= RIGHT_IN_A_ROW:
+            first, last = run[-RIGHT_IN_A_ROW], run[-1]
+            beside = [r for r in history.requests if first.planned_ns <= r.planned_ns <= last.planned_ns and not r.is_ours]
+            if all(request.result is RequestResult.OK for request in beside):
+                return last.ended_ns
+    return None

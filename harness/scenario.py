@@ -1,0 +1,184 @@
+"""What a scenario is: data, checked when it is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from harness.checkpoint.models import ModelSource
+from harness.engine.rollout import Rollout, blue_green, restart
+from harness.errors import ScenarioInvalid
+from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault
+from harness.judge.claims import Claim
+from harness.load.plan import LoadShape
+
+
+class Mode(StrEnum):
+    """With the operator's defences, or the engine alone."""
+
+    UNGUARDED = "unguarded"
+    GUARDED = "guarded"
+
+
+class Action(StrEnum):
+    """What a step does."""
+
+    PUBLISH = "publish"
+    START_ROLLOUT = "start_rollout"
+    REMEDY = "remedy"
+
+
+class Guard(StrEnum):
+    """One defence of the operator."""
+
+    PREFLIGHT = "preflight"  # look at the files before anything starts
+    CANARY_GATE = "canary_gate"  # no traffic before the canaries are right
+    PURGE_CACHE = "purge_cache"  # empty the weight cache before each start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One action and when it is due: at a time, right after the step before, or once the fault was noticed."""
+
+    action: Action
+    at_s: float | None = None
+    after_detection_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A moment that waits for its action."""
+
+    at_s: float | None = None
+    after_detection_limit_s: float | None = None
+
+    def publish(self, which: str) -> Step:
+        """Put the new checkpoint where the engine reads it."""
+        if which != "new":
+            raise ScenarioInvalid(f'publish("{which}"): only "new" can be published')
+        return self._step(Action.PUBLISH)
+
+    def start_rollout(self) -> Step:
+        """Move the engine to what was published."""
+        return self._step(Action.START_ROLLOUT)
+
+    def remedy(self) -> Step:
+        """Undo the fault and roll out the undamaged new checkpoint, unless the rollout went well."""
+        return self._step(Action.REMEDY)
+
+    def _step(self, action: Action) -> Step:
+        return Step(action=action, at_s=self.at_s, after_detection_limit_s=self.after_detection_limit_s)
+
+
+def at(at_s: float) -> When:
+    """Name a time in seconds from the start of load."""
+    return When(at_s=at_s)
+
+
+def then() -> When:
+    """Name the moment right after the step before."""
+    return When()
+
+
+def after_detection(*, limit_s: float) -> When:
+    """Name the moment at which somebody noticed the fault, or `limit_s` seconds later when nobody did."""
+    return When(after_detection_limit_s=limit_s)
+
+
+USUAL_TIMELINE = (at(5.0).publish("new"), then().start_rollout(), after_detection(limit_s=120.0).remedy())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A rollout, the faults in it and what must hold, without and with the operator's guards."""
+
+    name: str
+    old: ModelSource
+    new: ModelSource
+    faults: tuple[Fault, ...]
+    load: LoadShape
+    unguarded: tuple[Claim, ...]
+    guarded: tuple[Claim, ...]
+    rollout: Rollout = restart()  # noqa: RUF009 - a frozen value
+    guarded_rollout: Rollout = blue_green()  # noqa: RUF009 - a frozen value
+    timeline: tuple[Step, ...] = USUAL_TIMELINE
+    guards: tuple[Guard, ...] = (Guard.PREFLIGHT, Guard.CANARY_GATE)
+    limit_s: float = 600.0
+    about: str = ""  # what goes wrong, what must hold, where that comes from; default: the module's docstring
+
+    def __post_init__(self) -> None:
+        if not self.about:
+            object.__setattr__(self, "about", _docstring_of_caller())
+        wrong = [
+            *([] if self.name.isidentifier() else ["its name must be an identifier"]),
+            *([] if self.faults else ["it injects no fault"]),
+            *([] if self.unguarded and self.guarded else ["it claims nothing in one of its modes"]),
+            *([] if self.limit_s > 0 else [f"limit_s must be positive, got {self.limit_s:g}"]),
+            *self._timeline_problems(),
+            *self._fault_problems(),
+        ]
+        if wrong:
+            raise ScenarioInvalid(f'scenario "{self.name}": {"; ".join(wrong)}')
+
+    def _timeline_problems(self) -> list[str]:
+        times = [step.at_s for step in self.timeline if step.at_s is not None]
+        actions = [step.action for step in self.timeline]
+        order = [Action.PUBLISH, Action.START_ROLLOUT, Action.REMEDY]
+        problems = []
+        if times != sorted(times):
+            problems.append(f"timeline must be in time order, got at_s={tuple(times)}")
+        if actions != order[: len(actions)] or len(actions) < 2:
+            problems.append(f"timeline must be publish, start_rollout and perhaps remedy, got {[str(a) for a in actions]}")
+        elif times[:1] and not 0 < times[0] < self.limit_s:
+            problems.append(f"publish must lie between 0 and limit_s={self.limit_s:g}, got {times[0]:g}")
+        return problems
+
+    def _fault_problems(self) -> list[str]:
+        problems = [
+            f'"{fault.name}" is none of damage, launch, publish or cache fault'
+            for fault in self.faults
+            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault)
+        ]
+        for kind, what in ((PublishFault, "publish"), (CacheFault, "cache")):
+            count = sum(isinstance(fault, kind) for fault in self.faults)
+            if count > 1:
+                problems.append(f"{count} {what} faults, at most one is possible")
+        return problems
+
+    def claims(self, mode: Mode) -> tuple[Claim, ...]:
+        """Return what is claimed in a mode."""
+        return self.guarded if mode is Mode.GUARDED else self.unguarded
+
+    def declaration(self) -> Mapping[str, Any]:
+        """Return what is stored of the scenario before it runs."""
+        return {
+            "name": self.name,
+            "about": self.about,
+            "old": self.old.name,
+            "new": self.new.name,
+            "faults": [
+                {"name": fault.name, "fault_id": fault.fault_id, "parameters": dict(fault.parameters())}
+                for fault in self.faults
+            ],
+            "rollout": self.rollout.how,
+            "guarded_rollout": self.guarded_rollout.how,
+            "guards": list(self.guards),
+            "timeline": [
+                {"action": s.action, "at_s": s.at_s, "after_detection_limit_s": s.after_detection_limit_s}
+                for s in self.timeline
+            ],
+            "limit_s": self.limit_s,
+        }
+
+
+def _docstring_of_caller() -> str:
+    """Return the docstring of the module that declares the scenario: the first frame outside this file."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename != __file__ and not frame.f_code.co_filename.startswith("<"):
+            return inspect.cleandoc(frame.f_globals.get("__doc__") or "")
+        frame = frame.f_back
+    return ""
