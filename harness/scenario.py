@@ -131,7 +131,9 @@ class Scenario:
         if times != sorted(times):
             problems.append(f"timeline must be in time order, got at_s={tuple(times)}")
         if actions != order[: len(actions)] or len(actions) < 2:
-            problems.append(f"timeline must be publish, start_rollout and perhaps remedy, got {[str(a) for a in actions]}")
+            problems.append(
+                f"timeline must be publish, start_rollout and perhaps remedy, got {[str(a) for a in actions]}"
+            )
         elif times[:1] and not 0 < times[0] < self.limit_s:
             problems.append(f"publish must lie between 0 and limit_s={self.limit_s:g}, got {times[0]:g}")
         return problems

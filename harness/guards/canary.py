@@ -156,7 +156,9 @@ def prompt_logprobs_of(response: Mapping[str, Any], prompts: Sequence[Sequence[i
             pairs = zip(prompt[1:], positions, strict=True)
             rows.append(tuple(float(position[str(token)]["logprob"]) for token, position in pairs))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the answer has no prompt logprobs for these prompts: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"the answer has no prompt logprobs for these prompts: {type(error).__name__}: {error}"
+        ) from error
     return tuple(rows)
 
 

@@ -135,7 +135,11 @@ def _layer_as_expected(history: History, context: Context) -> Judgement:
         )
     latest = max(known, key=lambda layer: layer.rank)
     if seen.layer.rank > latest.rank:
-        return Verdict.BROKEN, f"noticed at {seen.layer}, later than ever recorded ({latest}): {seen.because}", seen.evidence
+        return (
+            Verdict.BROKEN,
+            f"noticed at {seen.layer}, later than ever recorded ({latest}): {seen.because}",
+            seen.evidence,
+        )
     earlier = "" if seen.layer in known else f", earlier than ever recorded ({', '.join(sorted(set(known)))})"
     return Verdict.HELD, f"noticed at {seen.layer}{earlier}: {seen.because}", seen.evidence
 
@@ -155,7 +159,11 @@ def _detected_within(history: History, context: Context, limit_s: float) -> Judg
         return verdict, f"{seen.layer}: {seen.because}", seen.evidence
     after_s = seconds_between(start, seen.at_ns)
     verdict = Verdict.HELD if after_s <= limit_s else Verdict.BROKEN
-    return verdict, f"noticed {after_s:.2f} s after the rollout began, limit {limit_s:g} s: {seen.because}", seen.evidence
+    return (
+        verdict,
+        f"noticed {after_s:.2f} s after the rollout began, limit {limit_s:g} s: {seen.because}",
+        seen.evidence,
+    )
 
 
 def _exposed_at_most(history: History, context: Context, answers: int) -> Judgement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from harness.judge.verdict import Verdict
@@ -43,5 +44,5 @@ def window_medians(requests: Sequence[Request], windows: int) -> list[float] | N
     if len(ordered) < windows * REQUESTS_PER_WINDOW_MIN:
         return None
     edges = [round(index * len(ordered) / windows) for index in range(windows + 1)]
-    slices = [ordered[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    slices = [ordered[start:end] for start, end in pairwise(edges)]
     return [median(r.latency_s if r.result is RequestResult.OK else float("inf") for r in part) for part in slices]

@@ -115,9 +115,7 @@ def requests_in(history: History, window: Window, *, canaries: bool) -> tuple[Re
 
 def expected_answers(history: History) -> dict[str, Answer]:
     """Return which checkpoint each incarnation was started to serve."""
-    return {
-        event.data["incarnation"]: Answer(event.data["expects"]) for event in history.of(EventKind.ENGINE_STARTING)
-    }
+    return {event.data["incarnation"]: Answer(event.data["expects"]) for event in history.of(EventKind.ENGINE_STARTING)}
 
 
 def is_wrong(canary: Request, expected: Answer | None) -> bool:
@@ -184,11 +182,15 @@ def _request_signs(served: Sequence[Request], history: History, expected: Answer
     by_end = sorted(served, key=lambda request: request.ended_ns)
     failed = next((r for r in by_end if r.result is not RequestResult.OK and not r.is_canary), None)
     if failed is not None:
-        had_answers = any(r.result is RequestResult.OK and r.ended_ns < failed.ended_ns for r in by_end if not r.is_canary)
+        had_answers = any(
+            r.result is RequestResult.OK and r.ended_ns < failed.ended_ns for r in by_end if not r.is_canary
+        )
         layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
         seen = f"{failed.result}{'' if failed.status is None else f' {failed.status}'} {failed.error[:120]}".strip()
         signs.append(_request_sign(layer, failed, f'a request to "{failed.incarnation}" failed: {seen}'))
-    canary = next((r for r in by_end if r.is_canary and (r.result is not RequestResult.OK or is_wrong(r, expected))), None)
+    canary = next(
+        (r for r in by_end if r.is_canary and (r.result is not RequestResult.OK or is_wrong(r, expected))), None
+    )
     if canary is not None:
         if canary.result is RequestResult.OK:
             seen = f"was answered by {canary.answer} instead of {expected} weights"
@@ -196,10 +198,15 @@ def _request_signs(served: Sequence[Request], history: History, expected: Answer
             seen = f"failed: {canary.result}{'' if canary.status is None else f' {canary.status}'} {canary.error[:120]}"
         # A canary that dies together with the first user requests shows an engine that fails on use.
         if failed is not None and canary.result is not RequestResult.OK and signs[0].layer is Layer.FIRST_REQUEST:
-            signs.append(_request_sign(Layer.FIRST_REQUEST, canary, f'the first request to "{canary.incarnation}" {seen}'))
+            signs.append(
+                _request_sign(Layer.FIRST_REQUEST, canary, f'the first request to "{canary.incarnation}" {seen}')
+            )
         else:
             signs.append(_request_sign(Layer.CANARY, canary, f'a canary to "{canary.incarnation}" {seen}'))
-    died = next((e for e in history.of(EventKind.ENGINE_DIED) if served and e.data["incarnation"] == served[0].incarnation), None)
+    died = next(
+        (e for e in history.of(EventKind.ENGINE_DIED) if served and e.data["incarnation"] == served[0].incarnation),
+        None,
+    )
     if died is not None:
         had_answers = any(r.result is RequestResult.OK and r.ended_ns < died.at_ns for r in by_end)
         layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
@@ -221,7 +228,9 @@ def exposure(history: History) -> Exposure:
     evidence: list[str] = []
     for incarnation, expected in expected_answers(history).items():
         answered = [
-            r for r in history.requests if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
+            r
+            for r in history.requests
+            if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
         ]
         marks = sorted(_canary_marks(history, incarnation, expected))
         wrong = [at for at, right in marks if not right]
@@ -286,7 +295,9 @@ def recovery_at_ns(history: History) -> int | None:
             run.append(canary)
         if len(run) >= RIGHT_IN_A_ROW:
             first, last = run[-RIGHT_IN_A_ROW], run[-1]
-            beside = [r for r in history.requests if first.planned_ns <= r.planned_ns <= last.planned_ns and not r.is_ours]
+            beside = [
+                r for r in history.requests if first.planned_ns <= r.planned_ns <= last.planned_ns and not r.is_ours
+            ]
             if all(request.result is RequestResult.OK for request in beside):
                 return last.ended_ns
     return None

@@ -1,0 +1,219 @@
+"""Runs on disk: declared before, observed while, judged after, so that a crash loses nothing that was seen.
+
+results/<run>/run.json
+results/<run>/scenarios/<name>-<mode>/{scenario.json, history.jsonl, outcome.json, logs/}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError, UsageError
+from harness.judge.claims import Claim, Context, judge
+from harness.judge.moments import (
+    Layer,
+    Window,
+    detection,
+    exposure,
+    fault_at_ns,
+    recovery_at_ns,
+    remedy_at_ns,
+    requests_in,
+)
+from harness.judge.verdict import Finding, Verdict, combine
+from harness.observe.history import EventKind, History, RequestResult, load_history
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioRecord:
+    """One judged scenario in one mode."""
+
+    name: str
+    mode: str
+    directory: Path
+    declaration: Mapping[str, Any]
+    history: History
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    layer: str
+    measured: Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run: what was run with what, and every scenario in it."""
+
+    name: str
+    directory: Path
+    engine_label: str
+    engine_kind: str
+    seed: int
+    command: str
+    commit: str
+    started_at: str
+    machine: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    scenarios: tuple[ScenarioRecord, ...] = ()
+    is_complete: bool = False
+
+
+def create_run(results: Path, name: str, fields: Mapping[str, Any]) -> Path:
+    """Make `results/<name>` with its run.json and let `results/latest` point to it.
+
+    Raises: UsageError when the directory cannot be written.
+    """
+    directory = results / name
+    try:
+        (directory / "scenarios").mkdir(parents=True)
+        write_json(directory / "run.json", {**fields, "name": name, "is_complete": False})
+        link = results / f".latest-{name}"
+        link.symlink_to(name)
+        link.replace(results / LATEST)
+    except OSError as error:
+        raise UsageError(f'results cannot be written to "{directory}": {error.strerror or error}') from error
+    return directory
+
+
+def finish_run(directory: Path) -> None:
+    """Note that the run came to its end."""
+    fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+    write_json(directory / "run.json", {**fields, "is_complete": True})
+
+
+def declare(
+    run_directory: Path, declaration: Mapping[str, Any], mode: str, claims: tuple[Claim, ...], context: Context
+) -> Path:
+    """Write what a scenario will do and claim, before it runs, and return its directory."""
+    base = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{declaration['name']}-{mode}")
+    directory = run_directory / "scenarios" / base
+    number = 1
+    while directory.exists():  # the same scenario twice in one run
+        number += 1
+        directory = run_directory / "scenarios" / f"{base}-{number}"
+    (directory / "logs").mkdir(parents=True)
+    write_json(
+        directory / "scenario.json",
+        {
+            "declaration": declaration,
+            "mode": mode,
+            "claims": [{"name": claim.name, "parameters": dict(claim.parameters)} for claim in claims],
+            "context": asdict(context),
+        },
+    )
+    return directory
+
+
+def judge_scenario(directory: Path) -> ScenarioRecord:
+    """Judge a stored scenario from its declaration and history alone, and write outcome.json.
+
+    Raises: HarnessError when the directory does not hold a declared scenario.
+    """
+    try:
+        stored = json.loads((directory / "scenario.json").read_text(encoding="utf-8"))
+        claims = tuple(Claim(entry["name"], entry["parameters"]) for entry in stored["claims"])
+        raw = stored["context"]
+        layers = tuple(Layer(layer) for layer in raw["expected_layers"])
+        context = Context(**{**raw, "expected_layers": layers})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HarnessError(f'"{directory}" does not hold a declared scenario: {error}') from error
+    history_path = directory / "history.jsonl"
+    history = load_history(history_path) if history_path.is_file() else History((), ())
+    findings = judge(claims, history, context)
+    record = ScenarioRecord(
+        name=stored["declaration"]["name"],
+        mode=stored["mode"],
+        directory=directory,
+        declaration=stored["declaration"],
+        history=history,
+        findings=findings,
+        verdict=combine(findings),
+        layer=str(detection(history).layer),
+        measured=measure(history),
+    )
+    write_json(
+        directory / "outcome.json",
+        {
+            "name": record.name,
+            "mode": record.mode,
+            "verdict": record.verdict,
+            "layer": record.layer,
+            "detected_because": detection(history).because,
+            "measured": record.measured,
+            "findings": [asdict(finding) for finding in findings],
+        },
+    )
+    return record
+
+
+def load_run(directory: Path) -> RunRecord:
+    """Read a stored run and judge every scenario in it anew.
+
+    Raises: UsageError when the directory is not a run.
+    """
+    try:
+        fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        stored = {name: fields[name] for name in _RUN_FIELDS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f'"{directory}" is not a run of this harness: {error}') from error
+    folders = sorted((directory / "scenarios").iterdir(), key=lambda folder: (folder.stat().st_ctime_ns, folder.name))
+    declared = [folder for folder in folders if (folder / "scenario.json").is_file()]
+    return RunRecord(directory=directory, scenarios=tuple(judge_scenario(folder) for folder in declared), **stored)
+
+
+_RUN_FIELDS = (
+    "name",
+    "engine_label",
+    "engine_kind",
+    "seed",
+    "command",
+    "commit",
+    "started_at",
+    "machine",
+    "settings",
+    "is_complete",
+)
+
+
+def measure(history: History) -> dict[str, float | int | str | None]:
+    """Return the figures of one scenario that tables show; None where it did not get that far."""
+    start, remedy, recovered = fault_at_ns(history), remedy_at_ns(history), recovery_at_ns(history)
+    seen, exposed = detection(history), exposure(history)
+    planned = [r for r in requests_in(history, Window.ALL, canaries=False) if not r.is_ours]
+    answered = sum(r.result is RequestResult.OK for r in planned)
+    phases = {e.data["phase"]: e.data["took_s"] for e in history.of(EventKind.PHASE_ENDED)}
+    begun = remedy if remedy is not None else start
+    return {
+        "detected_after_s": None if start is None or seen.at_ns is None else round((seen.at_ns - start) / 1e9, 2),
+        "exposed_answers_lower": exposed.lower,
+        "exposed_answers_upper": exposed.upper,
+        "recovered_after_s": None if begun is None or recovered is None else round((recovered - begun) / 1e9, 2),
+        "requests": len(planned),
+        "availability_ratio": round(answered / len(planned), 4) if planned else None,
+        "latency_ms_p50_before": _median_ms(history, Window.BEFORE),
+        "latency_ms_p50_after": _median_ms(history, Window.AFTER),
+        "engine_starts": len(history.of(EventKind.ENGINE_STARTING)),
+        "harness_own_s": round(sum(took for phase, took in phases.items() if phase not in _ENGINE_AND_LOAD), 2),
+    }
+
+
+_ENGINE_AND_LOAD = frozenset({"engine", "load"})  # phases in which the harness waits for what was planned
+
+
+def _median_ms(history: History, window: Window) -> float | None:
+    times = sorted(r.latency_s for r in requests_in(history, window, canaries=False) if r.result is RequestResult.OK)
+    return round(times[len(times) // 2] * 1000, 1) if times else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value, indent=1, default=str), encoding="utf-8")
+    partial.replace(path)

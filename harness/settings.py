@@ -1,0 +1,91 @@
+"""Options and environment, read once into one frozen value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+
+ENGINES = ("auto", "container", "process", "reference")
+MODELS = ("tiny", "smollm2")
+DEFAULT_VLLM_VERSION = "0.32.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one run is made with; saved with its results."""
+
+    engine: str = "auto"
+    image: str | None = None  # None: the CPU image built from docker/
+    vllm_version: str = DEFAULT_VLLM_VERSION
+    gpus: tuple[str, ...] = ()  # device ids for the container; empty: none
+    python: Path | None = None  # interpreter with vLLM, for the process engine
+    model: str | None = None  # None: what the scenario declares
+    old: Path | None = None  # the user's own checkpoints, both or none
+    new: Path | None = None
+    seed: int = 1
+    results: Path = Path("results")
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UsageError(f'engine "{self.engine}" is unknown; engines: {", ".join(ENGINES)}')
+        if self.model is not None and self.model not in MODELS:
+            raise UsageError(f'model "{self.model}" is unknown; models: {", ".join(MODELS)}')
+        if (self.old is None) != (self.new is None):
+            raise UsageError("the old and the new checkpoint must be given together")
+        if self.model is not None and self.old is not None:
+            raise UsageError("give either a model or an old and a new checkpoint")
+        for name, path in (("old", self.old), ("new", self.new)):
+            if path is not None and not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
+                raise UsageError(f'{name} checkpoint "{path}" is not a readable directory')
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings ready for JSON."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+
+def settings_from(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """Read settings: an option given wins over `ROLLOUT_<NAME>` in the environment, which wins over the default.
+
+    Raises: UsageError naming the value that cannot be used.
+    """
+    given: dict[str, Any] = {}
+    for name, kind in _KINDS.items():
+        value = options.get(name)
+        if value in (None, "", []):
+            value = environment.get(f"ROLLOUT_{name.upper()}") or None
+        if value is None:
+            continue
+        try:
+            given[name] = kind(value)
+        except ValueError:
+            raise UsageError(f'{name} must be a whole number, got "{value}"') from None
+    return Settings(**given)
+
+
+def _names(value: str | list[str]) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _path(value: str) -> Path:
+    # Not resolved: the symlink of a virtual environment's interpreter is what makes it one.
+    return Path(value).expanduser().absolute()
+
+
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "engine": str,
+    "image": str,
+    "vllm_version": str,
+    "gpus": _names,
+    "python": _path,
+    "model": str,
+    "old": _path,
+    "new": _path,
+    "seed": int,
+    "results": _path,
+}
