@@ -70,7 +70,7 @@ class Acting(Protocol):
         """Return the proof taken when it was injected."""
 
     def state(self) -> Injected:
-        """Prove it again from what is there now: call it when the engine is started, and once more after `finish`."""
+        """Prove it again from what is there now: counts when the engine is started; after `finish` it is a record."""
 
     def finish(self, *, limit_s: float) -> None:
         """Wait until it has run its course, or end it when the limit passes; 0 ends it now. Idempotent."""

@@ -1,0 +1,217 @@
+"""The incident's weight cache that outlives its checkpoint, and the documented purge that comes too late.
+
+Source: incident write-up (`/dev/shm/vllm_weight_cache`, purge in a `postStart` hook); taxonomy row K05.
+What another process wrote into the cache is only read here, within limits, and never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.clock import now_ns, seconds_between
+from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.faults.fault import Acting, Fault, Injected, parameters_of
+from harness.faults.target import digest_of, weight_facts
+
+KEYS = ("path", "content")
+META_LIMIT_BYTES = 100_000_000
+END_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleWeightCache:
+    """A weight cache filled by the old engine that the new engine is launched with."""
+
+    name: ClassVar[str] = "stale_weight_cache"
+    fault_id: ClassVar[str] = "K05"
+    key: str
+
+    def __post_init__(self) -> None:
+        if self.key not in KEYS:
+            raise ScenarioInvalid(f'stale_weight_cache: key "{self.key}" is unknown; known: {", ".join(KEYS)}')
+
+    def parameters(self) -> Mapping[str, Any]:
+        return parameters_of(self)
+
+    def prove(self, cache_directory: Path, *, old: Path, new: Path) -> Injected:
+        old_weights, new_weights = weight_facts(old), _weights_if_readable(new)
+        entries: dict[str, Any] = {}
+        stale = []
+        for entry in cache_entries(cache_directory):
+            try:
+                model, tensors = read_entry(entry)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                entries[entry.name] = {"unreadable": f"{type(error).__name__}: {error}"}
+                continue
+            entries[entry.name] = {"model": model, "tensors": len(tensors), "weights": digest_of(tensors)}
+            if tensors == old_weights and tensors != new_weights:
+                stale.append(entry.name)
+        if old_weights == new_weights:
+            because = "the old and the new checkpoint have the same weights: no cache can be stale"
+        elif not entries:
+            because = f'no complete entry in "{cache_directory}": no engine filled it, or it went with its container'
+        else:
+            because = f"{len(stale)} of {len(entries)} entries hold the old checkpoint's {len(old_weights)} tensors"
+        return Injected(
+            fault=self.name,
+            fault_id=self.fault_id,
+            proved=bool(stale),
+            because=because,
+            before={"old_weights": digest_of(old_weights), "new_weights": digest_of(new_weights)},
+            after={"entries": entries, "stale": stale, "key": self.key},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatePurge:
+    """The documented purge as a hook that nothing orders before the server's own start."""
+
+    name: ClassVar[str] = "late_purge"
+    fault_id: ClassVar[str] = "K05"
+    delay_s: float
+
+    def __post_init__(self) -> None:
+        if self.delay_s < 0:
+            raise ScenarioInvalid(f"late_purge: delay_s={self.delay_s:g}, expected 0 or more")
+
+    def parameters(self) -> Mapping[str, Any]:
+        return parameters_of(self)
+
+    def after_start(self, cache_directory: Path) -> Acting:
+        if cache_directory.is_symlink() or not cache_directory.is_dir():
+            raise FaultNotApplicable(f'"{cache_directory}" is not a real directory: there is no cache to purge')
+        return PurgeLater(self, cache_directory, self.delay_s)
+
+
+class PurgeLater:
+    """A purge that runs some time after it was made, in a thread that ends with the process."""
+
+    def __init__(self, fault: Fault, cache_directory: Path, delay_s: float) -> None:
+        self._fault = fault
+        self._directory = cache_directory
+        self._delay_s = delay_s
+        self._started_ns = now_ns()
+        self._at_start = _identities(cache_directory)
+        self._purged_after_s: float | None = None
+        self._error: OSError | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="late-purge", daemon=True)
+        self.injected = self.state()
+        self._thread.start()
+
+    def state(self) -> Injected:
+        """Say what the cache held when the engine was started, and whether the purge has taken that away since."""
+        left = sorted(
+            name for name, identity in _identities(self._directory).items() if self._at_start.get(name) == identity
+        )
+        ran_s = self._purged_after_s
+        done = "has not run yet" if ran_s is None else f"ran {ran_s:.2f} s after the start"
+        if self._error is not None:
+            done += f" with an error ({self._error})"
+        return Injected(
+            fault=self._fault.name,
+            fault_id=self._fault.fault_id,
+            proved=bool(self._at_start) and (ran_s is None or not left),
+            because=f"the cache held {len(self._at_start)} entries when the engine was started; the purge {done}; "
+            f"{len(left)} of them are left",
+            before={"entries": sorted(self._at_start)},
+            after={"entries_left": left, "purged_after_s": ran_s, "delay_s": self._delay_s},
+        )
+
+    def finish(self, *, limit_s: float) -> None:
+        """Wait for the purge, or call it off when the limit passes. Idempotent."""
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._end.set()
+            self._thread.join(END_LIMIT_S)
+
+    def _run(self) -> None:
+        if self._end.wait(self._delay_s):
+            return
+        for entry in list(self._directory.iterdir()):
+            try:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            except OSError as error:  # the engine may be filling or replacing it: the rest is purged all the same
+                self._error = error
+        self._purged_after_s = seconds_between(self._started_ns, now_ns())
+
+
+def cache_entries(cache_directory: Path) -> tuple[Path, ...]:
+    """Return the complete entries of a weight cache, by name."""
+    if not cache_directory.is_dir():
+        return ()
+    entries = [entry for entry in cache_directory.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    return tuple(sorted(entry for entry in entries if (entry / "complete").is_file()))
+
+
+def read_entry(entry: Path) -> tuple[str, dict[str, Any]]:
+    """Return the model an entry is for, and dtype, shape and digest of every tensor as the segment holds it now.
+
+    Raises: ValueError, KeyError or TypeError when it is not an entry; OSError when it cannot be read.
+    """
+    with _open(entry / "meta.json") as meta:
+        fields = json.loads(meta.read(META_LIMIT_BYTES))
+    tensors = {}
+    with _open(entry / "tensors.bin") as segment:
+        size = os.fstat(segment.fileno()).st_size
+        for tensor in fields["tensors"]:
+            begin, end = int(tensor["begin_byte"]), int(tensor["end_byte"])
+            if not 0 <= begin <= end <= size:
+                raise ValueError(f"tensor at bytes {begin} to {end}, the segment has {size}")
+            segment.seek(begin)
+            digest = hashlib.sha256(segment.read(end - begin)).hexdigest()
+            tensors[str(tensor["name"])] = {
+                "dtype": str(tensor["dtype"]),
+                "shape": [int(dim) for dim in tensor["shape"]],
+                "sha256": digest,
+            }
+    return str(fields["model"]), tensors
+
+
+def _open(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+
+
+def _weights_if_readable(path: Path) -> dict[str, Any] | None:
+    try:
+        return weight_facts(path)
+    except FaultNotApplicable:  # damaged as well: then it is certainly not what the cache holds
+        return None
+
+
+def _identities(cache_directory: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for entry in cache_entries(cache_directory):
+        try:
+            state = entry.stat()
+        except FileNotFoundError:  # purged while it was listed
+            continue
+        found[entry.name] = (state.st_ino, state.st_ctime_ns)
+    return found
+
+
+def stale_weight_cache(*, key: str = "path") -> StaleWeightCache:
+    """Keep the weight cache that the old engine filled, keyed by "path" as documented, or by "content".
+
+    Source: incident write-up; taxonomy row K05.
+    """
+    return StaleWeightCache(key=key)
+
+
+def late_purge(*, delay_s: float) -> LatePurge:
+    """Purge the weight cache `delay_s` after the engine was started, as a `postStart` hook may.
+
+    Whether it comes in time is not decided here: the answers show it. Source: incident write-up.
+    """
+    return LatePurge(delay_s=delay_s)

@@ -1,0 +1,126 @@
+"""A copy at a limited rate, running in a thread while an engine starts on what is there so far."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.clock import Deadline
+from harness.errors import WaitExpired
+from harness.faults.fault import Fault, Injected
+
+BEGIN_LIMIT_S = 30.0
+END_LIMIT_S = 10.0
+STEPS_PER_S = 20
+LARGEST_STEP_BYTES = 4 * 1024**2
+
+
+class SlowCopy:
+    """The running copy: `start` returns when the first slow file is begun, `finish` waits for or ends the rest."""
+
+    def __init__(
+        self,
+        *,
+        fault: Fault,
+        source: Path,
+        live: Path,
+        slow: Sequence[str],
+        afterwards: Sequence[str],
+        rate_bytes_per_s: float,
+        preallocate: bool,
+    ) -> None:
+        self._fault = fault
+        self._source = source
+        self._live = live
+        self._slow = tuple(slow)
+        self._afterwards = tuple(afterwards)
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._preallocate = preallocate
+        self._total_bytes = sum((source / name).stat().st_size for name in slow)
+        self._copied_bytes = 0
+        self._error: OSError | None = None
+        self._begun = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="slow-copy", daemon=True)
+        self._injected: Injected | None = None
+
+    @property
+    def injected(self) -> Injected:
+        """Return the proof taken when `start` returned."""
+        return self.state() if self._injected is None else self._injected
+
+    def start(self) -> None:
+        """Begin to copy and prove that it is not done.
+
+        Raises: WaitExpired when nothing was written in time.
+        """
+        self._thread.start()
+        if not self._begun.wait(BEGIN_LIMIT_S):
+            self.finish(limit_s=0)
+            raise WaitExpired("first byte of a slow copy", limit_s=BEGIN_LIMIT_S, tries=1, last_seen="nothing written")
+        self._injected = self.state()
+
+    def state(self) -> Injected:
+        """Say from the disk which files are not as they will be, while the copy still runs."""
+        copied, is_running = self._copied_bytes, self._thread.is_alive()
+        incomplete = [name for name in (*self._slow, *self._afterwards) if not self._is_complete(name)]
+        unfinished_weights = [name for name in incomplete if name in self._slow]
+        ended = "running" if is_running else "ended" if self._error is None else f"ended by {self._error}"
+        return Injected(
+            fault=self._fault.name,
+            fault_id=self._fault.fault_id,
+            proved=is_running and copied < self._total_bytes and bool(unfinished_weights),
+            because=f"the copy is {ended} at {copied:,} of {self._total_bytes:,} bytes; not complete on disk: "
+            + (", ".join(f'"{name}"' for name in incomplete) or "nothing"),
+            before={"total_bytes": self._total_bytes, "rate_bytes_per_s": self._rate_bytes_per_s},
+            after={
+                "copied_bytes": copied,
+                "is_running": is_running,
+                "incomplete_files": incomplete,
+                "sizes_bytes": {name: (self._live / name).stat().st_size for name in self._slow if self._exists(name)},
+            },
+        )
+
+    def finish(self, *, limit_s: float) -> None:
+        """Wait until all is copied, or end the copy when the limit passes. Idempotent."""
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._end.set()
+            self._thread.join(END_LIMIT_S)
+
+    def _run(self) -> None:
+        pace = Deadline.after(0)
+        try:
+            for name in self._slow:
+                if not self._copy(name, pace):
+                    return
+            for name in self._afterwards:
+                shutil.copyfile(self._source / name, self._live / name)
+        except OSError as error:
+            self._error = error
+        finally:
+            self._begun.set()
+
+    def _copy(self, name: str, pace: Deadline) -> bool:
+        step = min(LARGEST_STEP_BYTES, max(1, int(self._rate_bytes_per_s / STEPS_PER_S)))
+        with (self._source / name).open("rb") as reader, (self._live / name).open("wb", buffering=0) as writer:
+            if self._preallocate:
+                os.truncate(writer.fileno(), os.fstat(reader.fileno()).st_size)
+            self._begun.set()
+            while block := reader.read(step):
+                due_s = (self._copied_bytes + len(block)) / self._rate_bytes_per_s
+                if self._end.wait(max(0.0, due_s - pace.waited_s())):
+                    return False
+                writer.write(block)
+                self._copied_bytes += len(block)
+        return True
+
+    def _exists(self, name: str) -> bool:
+        return (self._live / name).exists()
+
+    def _is_complete(self, name: str) -> bool:
+        return self._exists(name) and filecmp.cmp(self._source / name, self._live / name, shallow=False)
