@@ -1,0 +1,267 @@
+"""One engine as a child process, with everything it started: from its first line of output to its last segment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import psutil
+
+from harness.clock import now_ns, poll_until
+from harness.engine.ready import copy_log, wait_healthy
+from harness.errors import HarnessError, LeftOver, UsageError, WaitExpired
+from harness.label import LABEL_VARIABLE, SHARED_MEMORY
+
+RUN_VARIABLE = LABEL_VARIABLE  # every process of a run carries it, so that a sweep finds them all
+ENGINE_VARIABLE = "ROLLOUT_HARNESS_ENGINE"  # in the environment of every process of one engine
+SEGMENT_PREFIXES = ("vllm_dist_", "psm_")
+
+_KILL_LIMIT_S = 10.0
+_LOG_LIMIT_S = 5.0
+_CHUNK_BYTES = 65536
+_HELPER = "multiprocessing.resource_tracker"
+
+
+class ProcessEngine:
+    """An engine's server and everything it started."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        endpoint: str,
+        log_path: Path,
+        label: str,
+        secrets: tuple[str, ...],
+        port: socket.socket,
+        scratch: Path,
+    ) -> None:
+        """Take over the port that is held for it and its scratch directory; `label` is its ENGINE_VARIABLE."""
+        self._incarnation = incarnation
+        self._endpoint = endpoint
+        self._log_path = log_path
+        self._label = label
+        self._secrets = secrets
+        self._port = port
+        self._scratch = scratch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._copier: threading.Thread | None = None
+        self._started_ns = now_ns()
+        self._segments_before = _segments()
+        self._is_stopped = False
+        self.left_over: tuple[str, ...] = ()  # shared-memory segments it left behind; known, and removed, after `stop`
+
+    def spawn(self, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        """Start `command` in its own session with exactly this environment; its output goes to the log.
+
+        Raises: OSError when it cannot be run.
+        """
+        log = self._log_path.open("wb")
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=self._scratch,  # `python -m` imports from here first, so nothing may lie around
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError:
+            log.close()
+            raise
+        self._copier = threading.Thread(
+            target=_copy, args=(self._process.stdout, log, self._secrets), name=f"log {self._incarnation}", daemon=True
+        )
+        self._copier.start()
+
+    @property
+    def incarnation(self) -> str:
+        """Return the name of this start."""
+        return self._incarnation
+
+    @property
+    def endpoint(self) -> str:
+        """Return `http://127.0.0.1:PORT`."""
+        return self._endpoint
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file with everything the engine printed, scrubbed of the API key."""
+        return self._log_path
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the server, which leads the group."""
+        if self._process is None:
+            raise UsageError(f'engine "{self._incarnation}" was never started')
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of the server, negative for a signal, or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def wait_ready(self, limit_s: float) -> float:
+        """Wait until `/health` answers 200 and return the seconds since the start.
+
+        Raises: EngineNotReady as soon as the engine ends, or when the limit passes.
+        """
+        return wait_healthy(
+            incarnation=self._incarnation,
+            endpoint=self._endpoint,
+            started_ns=self._started_ns,
+            limit_s=limit_s,
+            exit_code=self.exit_code,
+            log_path=self.log_path,
+            finish_log=self._finish_log,
+        )
+
+    def kill(self, role: str, signal_number: int) -> int:
+        """Send a signal to the `server` or the `core` and return the process id it went to.
+
+        Raises: UsageError for another role; HarnessError when the server has ended.
+        """
+        if role not in ("server", "core"):
+            raise UsageError(f'role "{role}" of engine "{self._incarnation}" is not one of "server", "core"')
+        code = self.exit_code()
+        if code is not None:
+            raise HarnessError(f'engine "{self._incarnation}" cannot be signalled: it ended with exit code {code}')
+        target = psutil.Process(self.pid) if role == "server" else self._computing()[0]
+        _signal_all((target,), signal_number)
+        return target.pid
+
+    def pause(self) -> None:
+        """Freeze the engine core and its workers; the server goes on answering `/health`."""
+        _signal_all(self._computing(), signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them run again."""
+        _signal_all(self._computing(), signal.SIGCONT)
+
+    def members(self) -> list[psutil.Process]:
+        """Return the living processes of this engine, also those that left its group."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def stop(self, grace_s: float = 10.0) -> int | None:
+        """End the engine and all it started, and remove what it left in shared memory. Idempotent.
+
+        Raises: LeftOver when a process survives SIGKILL.
+        """
+        if self._is_stopped:
+            return self.exit_code()
+        try:
+            if self._process is not None:
+                self._end(self._process, grace_s=grace_s)
+        finally:
+            self._finish_log()
+            self._port.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self.left_over = tuple(_remove_orphaned(self._segments_before))
+        self._is_stopped = True
+        return self.exit_code()
+
+    def _end(self, process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+        if process.poll() is None:
+            process.terminate()
+            _signal_all(self.members(), signal.SIGCONT)  # a frozen process cannot act on being asked
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+
+        def ended() -> bool | None:
+            members = self.members()
+            _signal_all(members, signal.SIGKILL)
+            return None if members or process.poll() is None else True
+
+        try:
+            poll_until(ended, what=f'end of engine "{self._incarnation}"', limit_s=_KILL_LIMIT_S, every_s=0.01)
+        except WaitExpired as error:
+            raise LeftOver({"processes": [str(member.pid) for member in self.members()]}) from error
+
+    def _finish_log(self) -> None:
+        if self._copier is not None:
+            self._copier.join(_LOG_LIMIT_S)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            is_ours = os.getsid(process.pid) == self.pid or process.environ().get(ENGINE_VARIABLE) == self._label
+            return is_ours and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):
+            return False
+
+    def _computing(self) -> list[psutil.Process]:
+        """Return the engine core, then its workers; the server when it computes alone."""
+        members = sorted(self.members(), key=lambda process: process.pid)
+        cores = [process for process in members if _title(process).startswith("VLLM::EngineCore")]
+        workers = [process for process in members if _title(process).startswith("VLLM::Worker")]
+        # Without the package that sets titles: what the server started, but not the helper of multiprocessing.
+        others = [process for process in members if process.pid != self.pid and _HELPER not in _title(process)]
+        found = [*cores, *workers] or others or [process for process in members if process.pid == self.pid]
+        if not found:
+            raise UsageError(f'engine "{self._incarnation}" has ended: no process computes')
+        return found
+
+
+def processor_name() -> str:
+    """Return the model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else os.uname().machine
+
+
+def _segments() -> frozenset[str]:
+    try:
+        names = os.listdir(SHARED_MEMORY)
+    except OSError:
+        return frozenset()
+    return frozenset(name for name in names if name.startswith(SEGMENT_PREFIXES))
+
+
+def _remove_orphaned(before: frozenset[str]) -> Iterator[str]:
+    """Remove segments that were not there before and that no process maps; what another engine uses stays."""
+    new = sorted(_segments() - before)
+    in_use = _mapped() if new else frozenset()
+    for name in new:
+        if name not in in_use:
+            with suppress(OSError):
+                (SHARED_MEMORY / name).unlink()
+                yield name
+
+
+def _mapped() -> frozenset[str]:
+    found: set[str] = set()
+    prefix = f"{SHARED_MEMORY}/"
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            lines = maps.read_text(errors="replace").splitlines()
+            found.update(line.partition(prefix)[2] for line in lines if prefix in line)
+    return frozenset(found)
+
+
+def _copy(output: IO[bytes], log: BinaryIO, secrets: tuple[str, ...]) -> None:
+    with output, log:
+        copy_log(iter(lambda: output.read(_CHUNK_BYTES), b""), log, secrets=secrets)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _signal_all(processes: Sequence[psutil.Process], signal_number: int) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal_number)
