@@ -1,1 +1,162 @@
-"""The pytest plug-in; loaded by entry point."""
+"""The pytest plug-in: options and fixtures. Loaded by entry point; imports nothing heavy until a fixture is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.bench import Bench, Checkpoints, EngineHandle, LoadHandle
+    from harness.report.store import ScenarioRecord
+    from harness.run import Run
+    from harness.scenario import Scenario
+
+OPTIONS = {
+    "engine": "engine to use: auto, container, process or reference",
+    "image": "container image with vLLM (default: the CPU image built from docker/)",
+    "vllm-version": "vLLM release of the CPU image",
+    "gpus": "GPU ids for the container, comma-separated",
+    "python": "interpreter with vLLM, for the process engine",
+    "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
+    "old": "directory with your old checkpoint",
+    "new": "directory with your new checkpoint",
+    "seed": "seed of the load and of everything random",
+    "results": "directory for results",
+    "expectations": "directory with the recorded detection layers of engine releases",
+}
+MODES = ("unguarded", "guarded")
+run_key = pytest.StashKey["Run"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; each can also be set as `ROLLOUT_<NAME>` in the environment."""
+    group = parser.getgroup("rollout", "checkpoint rollouts on vLLM")
+    for name, text in OPTIONS.items():
+        group.addoption(f"--rollout-{name}", default=None, help=text)
+    group.addoption(
+        "--rollout-require",
+        default="",
+        help="comma-separated resources (docker, gpu, image, python, ...) whose absence fails instead of skipping",
+    )
+
+
+@pytest.fixture(scope="session")
+def rollout_run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Give the run of this session: one engine kind, one label, one directory under results/."""
+    from harness.errors import EnvironmentMissing, HarnessError
+    from harness.run import Run
+    from harness.settings import settings_from
+
+    config = request.config
+    options = {name.replace("-", "_"): config.getoption(f"--rollout-{name}") for name in OPTIONS}
+    try:
+        settings = settings_from(options, os.environ)
+        run = Run(settings, progress=_progress(config), expectations=_expectations(config, options["expectations"]))
+        run.__enter__()
+    except EnvironmentMissing as missing:
+        _absent(config, missing)
+    except HarnessError as error:
+        pytest.exit(str(error), returncode=error.exit_code)
+    config.stash[run_key] = run
+    try:
+        yield run
+    finally:
+        run.__exit__(None, None, None)
+        _write_reports(run)
+
+
+@pytest.fixture(params=MODES)
+def rollout_mode(request: pytest.FixtureRequest) -> str:
+    """Give the mode: the engine alone, or with the operator's guards."""
+    return str(request.param)
+
+
+@pytest.fixture
+def run_scenario(
+    rollout_run: Run, rollout_mode: str, request: pytest.FixtureRequest
+) -> Callable[[Scenario], ScenarioRecord]:
+    """Give a function that runs a scenario in the mode of this test and returns it judged."""
+    from harness.errors import EnvironmentMissing
+    from harness.scenario import Mode
+
+    def run(scenario: Scenario) -> ScenarioRecord:
+        try:
+            return rollout_run.scenario(scenario, Mode(rollout_mode))
+        except EnvironmentMissing as missing:
+            _absent(request.config, missing)
+
+    return run
+
+
+@pytest.fixture
+def rollout_bench(rollout_run: Run, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Give what the imperative fixtures stand on; everything started with it ends with the test."""
+    from harness.bench import Bench
+
+    with Bench(rollout_run, request.node.name) as bench:
+        yield bench
+
+
+@pytest.fixture
+def rollout_checkpoints(rollout_bench: Bench) -> Checkpoints:
+    """Give the old and the new checkpoint, as private copies that a test may damage."""
+    return rollout_bench.checkpoints()
+
+
+@pytest.fixture
+def rollout_engine(rollout_bench: Bench) -> Callable[..., EngineHandle]:
+    """Give a function that starts an engine on a checkpoint directory and waits until it is ready."""
+    return rollout_bench.start_engine
+
+
+@pytest.fixture
+def rollout_load(rollout_bench: Bench) -> Callable[..., LoadHandle]:
+    """Give a function that puts steady load on an engine."""
+    return rollout_bench.start_load
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many scenarios held, were broken or could not be decided, and where the report is."""
+    run = config.stash.get(run_key, None)
+    if run is None or not run.records:
+        return
+    verdicts = [record.verdict for record in run.records]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts)))
+    terminalreporter.section("rollout scenarios")
+    terminalreporter.write_line(f"engine: {run.identity.label} ({run.identity.kind}); {counts}")
+    terminalreporter.write_line(f"report: {run.directory / 'report.html'}")
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def tell(text: str) -> None:
+        if capture is None:
+            print(text, flush=True)
+        else:
+            with capture.global_and_fixture_disabled():
+                print(f"\n{text}", end="", flush=True)
+
+    return tell
+
+
+def _expectations(config: pytest.Config, given: str | None) -> Path:
+    return Path(given) if given else config.rootpath / "scenarios" / "expectations"
+
+
+def _absent(config: pytest.Config, missing: Any) -> Any:
+    """Skip for a missing resource, or fail where it was required."""
+    required = config.getoption("--rollout-require").split(",")
+    if missing.resource in required:
+        pytest.fail(f"{missing} (required)", pytrace=False)
+    pytest.skip(str(missing))
+
+
+def _write_reports(run: Run) -> None:
+    from harness.report.reports import write_reports
+
+    write_reports(run.directory)

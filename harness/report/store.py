@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import ClaimsBroken, ClaimsUnknown, HarnessError, UsageError
 from harness.judge.claims import Claim, Context, judge
 from harness.judge.moments import (
     Layer,
@@ -45,6 +45,25 @@ class ScenarioRecord:
     verdict: Verdict
     layer: str
     measured: Mapping[str, float | int | str | None]
+
+    def sentence(self) -> str:
+        """Say in a sentence per finding what was claimed, what was seen and where the evidence is."""
+        decisive = [f for f in self.findings if f.verdict is Verdict.BROKEN and not f.is_precondition]
+        if self.verdict is not Verdict.BROKEN:
+            decisive = [f for f in self.findings if f.verdict is not Verdict.HELD]
+        said = [f"{f.claim} is {f.verdict}: {f.because}" for f in decisive] or ["nothing was claimed"]
+        return f'"{self.name}" [{self.mode}] is {self.verdict}: {"; ".join(said)}; evidence: {self.directory / "history.jsonl"}'
+
+    def require_held(self) -> None:
+        """Return if every claim holds.
+
+        Raises: ClaimsBroken when one is broken; ClaimsUnknown when the harness could not tell.
+        """
+        __tracebackhide__ = True
+        if self.verdict is Verdict.BROKEN:
+            raise ClaimsBroken(self.sentence())
+        if self.verdict is Verdict.UNKNOWN:
+            raise ClaimsUnknown(self.sentence())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,184 @@
+"""The command line: `harness run`, `judge`, `sweep`, `list`, `expectations`, and the guards as commands.
+
+Exit codes: 0 held or clean, 1 broken or findings, 2 unknown, 3 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+
+# Guards have a command line of their own, so that they start fast and work alone.
+GUARDS = {
+    "preflight": "harness.guards.preflight",
+    "publish": "harness.guards.publish",
+    "rollback": "harness.guards.publish",
+    "purge-cache": "harness.guards.purge",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; what goes wrong is said in one sentence."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given and given[0] in GUARDS:
+            return _guard(given[0], given[1:])
+        options = _parser().parse_args(given)
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("harness: interrupted; what was running has been ended", file=sys.stderr)
+        return EXIT_UNKNOWN
+    except BrokenPipeError:
+        return EXIT_UNKNOWN
+    except OSError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="harness", description="Chaos and regression tests for checkpoint rollouts on vLLM.")
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run scenarios and write results/<run>/report.html")
+    run.add_argument(
+        "paths", nargs="*", default=["scenarios"], help="scenario files or directories (default: scenarios)"
+    )
+    run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
+    run.add_argument("--engine", default="auto", help="auto, container, process or reference")
+    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "seed", "results"):
+        run.add_argument(f"--{name}", default=None)
+    run.add_argument("--require", default="", help="resources whose absence fails instead of skipping")
+    run.add_argument("-k", dest="select", default="", help="only scenarios whose name matches, as in pytest")
+    run.set_defaults(command=_run)
+
+    judge = commands.add_parser("judge", help="judge a stored run anew, without an engine")
+    judge.add_argument("run", type=Path)
+    judge.set_defaults(command=_judge)
+
+    sweep = commands.add_parser("sweep", help="list what dead runs left behind, and end it with --yes")
+    sweep.add_argument("--yes", action="store_true")
+    sweep.set_defaults(command=_sweep)
+
+    listing = commands.add_parser("list", help="list the faults that can be injected")
+    listing.set_defaults(command=_list)
+
+    expectations = commands.add_parser("expectations", help="record at which layer an engine release notices faults")
+    expectations.add_argument("action", choices=["accept"])
+    expectations.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    expectations.add_argument("--into", type=Path, default=Path("scenarios/expectations"))
+    expectations.set_defaults(command=_accept)
+
+    for name in GUARDS:
+        commands.add_parser(name, help=f"see harness {name} --help", add_help=False)
+    return parser
+
+
+def _guard(name: str, arguments: list[str]) -> int:
+    module = import_module(GUARDS[name])
+    code: int = module.main([name, *arguments] if GUARDS[name] == "harness.guards.publish" else arguments)
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    from harness.session import run_scenarios
+
+    return run_scenarios(options)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    from harness.judge.verdict import Verdict
+    from harness.report.reports import write_reports
+
+    run = write_reports(options.run)
+    for record in run.scenarios:
+        print(f"{record.verdict:8}{record.layer:14}{record.name} [{record.mode}]")
+        for finding in record.findings:
+            if finding.verdict is not Verdict.HELD:
+                print(f"        {finding.claim}: {finding.verdict}: {finding.because}")
+    print(f"report: {options.run / 'report.html'}")
+    return exit_code_of([record.verdict for record in run.scenarios])
+
+
+def exit_code_of(verdicts: Sequence[str]) -> int:
+    """Return the exit code of these verdicts: broken before unknown before held; none at all is unknown."""
+    if "broken" in verdicts:
+        return EXIT_BROKEN
+    return EXIT_UNKNOWN if "unknown" in verdicts or not verdicts else EXIT_HELD
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from harness import sweep
+
+    found = sweep.find_of_dead_runs()
+    for left in found:
+        for kind, names in left.as_json().items():
+            print(f"{left.label}: {kind}: {', '.join(names)}")
+    if not found:
+        print("nothing is left of dead runs")
+        return EXIT_HELD
+    if not options.yes:
+        print("nothing was touched; end them with: harness sweep --yes")
+        return EXIT_BROKEN
+    stayed = [left for left in (sweep.end(left.label) for left in found) if not left.is_empty()]
+    for left in stayed:
+        print(f"could not be ended: {left.as_json()}", file=sys.stderr)
+    return EXIT_BROKEN if stayed else EXIT_HELD
+
+
+def _list(options: argparse.Namespace) -> int:
+    from harness.faults import FAULTS
+
+    for name, make in sorted(FAULTS.items()):
+        summary = (make.__doc__ or "").strip().split("\n")[0]
+        print(f"{name:24}{summary}")
+    return EXIT_HELD
+
+
+def _accept(options: argparse.Namespace) -> int:
+    from harness.judge.expectations import record_start
+    from harness.judge.moments import Layer, detection
+    from harness.report.store import load_run
+
+    accepted = 0
+    for directory in options.runs:
+        run = load_run(directory)
+        for record in run.scenarios:
+            proved = all(f.verdict == "held" for f in record.findings if f.is_precondition)
+            if record.mode != "unguarded" or not proved:
+                continue
+            seen = detection(record.history)
+            record_start(
+                options.into, run.engine_label, record.name, layer=Layer(record.layer), run=run.name, seen=seen.because
+            )
+            print(f"{run.engine_label}: {record.name}: {record.layer}: {seen.because}")
+            accepted += 1
+    if not accepted:
+        raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")
+    return EXIT_HELD
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"harness {version('vllm-rollout-harness')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

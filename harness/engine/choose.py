@@ -1,0 +1,67 @@
+"""Which engine a run uses: by name, or the best that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.engine.engine import EngineStarter
+from harness.errors import EnvironmentMissing, UsageError
+from harness.settings import Settings
+
+Progress = Callable[[str], None]
+
+
+def starter_for(settings: Settings, *, progress: Progress) -> EngineStarter:
+    """Return what starts the engines of a run.
+
+    Raises: EnvironmentMissing when the engine asked for cannot be had here; UsageError when a needed option is absent.
+    """
+    if settings.engine == "auto":
+        return _best(settings, progress)
+    return STARTERS[settings.engine](settings, progress)
+
+
+def _container(settings: Settings, progress: Progress) -> EngineStarter:
+    from harness.engine.container import ContainerStarter
+    from harness.engine.image import ensure_image
+
+    if settings.image is not None:
+        return ContainerStarter(settings.image, gpus=settings.gpus)
+    return ContainerStarter(ensure_image(settings.vllm_version, progress=progress).name, gpus=settings.gpus)
+
+
+def _process(settings: Settings, progress: Progress) -> EngineStarter:
+    from harness.engine.process import ProcessStarter
+
+    if settings.python is None:
+        raise UsageError(
+            "the process engine needs an interpreter that has vLLM: give --rollout-python, or PYTHON= to make"
+        )
+    return ProcessStarter(settings.python)
+
+
+def _reference(settings: Settings, progress: Progress) -> EngineStarter:
+    from harness.engine.reference_starter import ReferenceStarter
+
+    return ReferenceStarter()
+
+
+STARTERS: dict[str, Callable[[Settings, Progress], EngineStarter]] = {
+    "container": _container,
+    "process": _process,
+    "reference": _reference,
+}
+
+
+def _best(settings: Settings, progress: Progress) -> EngineStarter:
+    """Return the container engine where its image is already there, else the reference engine, saying why."""
+    from harness.engine.container import ContainerStarter
+    from harness.engine.image import image_name
+
+    starter = ContainerStarter(settings.image or image_name(settings.vllm_version), gpus=settings.gpus)
+    try:
+        starter.identity()
+    except EnvironmentMissing as missing:
+        progress(f"using the reference engine, which is not vLLM, because {missing}")
+        return _reference(settings, progress)
+    return starter
