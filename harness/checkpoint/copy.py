@@ -148,6 +148,8 @@ def _copy_tree(source: Path, target: Path, *, share: bool, link_unchanged: bool)
                 os.link(os.path.realpath(entry.path), inner)
             else:
                 copy_file(Path(entry.path), inner, share=share)
+        else:
+            raise UsageError(f'"{entry.path}" is a dangling link, a linked directory or no file, so it is not copied')
 
 
 def copy_file(source: Path, target: Path, *, share: bool = True) -> bool:

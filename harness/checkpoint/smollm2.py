@@ -37,7 +37,7 @@ def write_smollm2(target: Path, *, shards: int, seed: int | None) -> None:
     Raises: EnvironmentMissing naming what to install.
     """
     try:
-        from gguf import GGUFReader, dequantize
+        from gguf import GGUFReader, dequantize  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise EnvironmentMissing("models", 'the package "gguf" is not installed: install the extra "models"') from None
     import numpy as np

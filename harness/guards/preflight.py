@@ -1,0 +1,101 @@
+"""Find, before any engine is started, what is wrong with a checkpoint: headers, config, tokenizer, launch arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.checkpoint.survey import survey
+from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_USAGE, UsageError
+from harness.guards.finding import PreflightFinding, Severity
+from harness.guards.launch_arguments import argument_findings, effective_dtype
+from harness.guards.layout import layout_findings
+from harness.guards.side_files import differences, side_file_findings
+from harness.guards.structure import finding_of
+from harness.guards.values import value_findings
+
+__all__ = ["PreflightFinding", "Severity", "check", "main"]
+
+ORDER = {Severity.REFUSES: 0, Severity.SILENT: 1, Severity.RISK: 2}
+
+
+def check(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    arguments: Sequence[str] = (),
+    against: Path | None = None,
+    read_tensors: bool = False,
+) -> tuple[PreflightFinding, ...]:
+    """Return everything that is wrong with the checkpoint in `path`, the worst first; never raises for what is in it.
+
+    Headers and small files are read; with `read_tensors` all values too. `dtype` and `arguments` are what the engine
+    will be started with; `against` is the running checkpoint, for changes that weights cannot show.
+    """
+    found = list(_findings(path, dtype, arguments, against, read_tensors))
+    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def _findings(
+    path: Path, dtype: str, arguments: Sequence[str], against: Path | None, read_tensors: bool
+) -> Iterator[PreflightFinding]:
+    checkpoint, defects = survey(path)
+    for defect in defects:
+        yield finding_of(defect)
+    if path.is_dir():
+        yield from layout_findings(checkpoint)
+        yield from side_file_findings(checkpoint)
+    yield from argument_findings(checkpoint, dtype=dtype, arguments=arguments)
+    if read_tensors:
+        to_fp16 = effective_dtype(dtype, arguments) in ("float16", "half")
+        yield from value_findings(checkpoint, to_fp16=to_fp16)
+    if against is not None:
+        yield from differences(checkpoint, survey(against)[0])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `harness preflight`; return 0 when nothing blocks a rollout, 1 for findings, 3 for a wrong call."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(
+        prog="harness preflight",
+        description="Check a checkpoint before an engine is started on it.",
+        epilog="After -- come the engine's own arguments, as they will be used.",
+        exit_on_error=False,
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--against", type=Path, metavar="OLD", help="the running checkpoint, to see what changed")
+    parser.add_argument("--dtype", default="auto", help="the --dtype of the engine (default: auto)")
+    parser.add_argument("--deep", action="store_true", help="read all tensor values too")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    try:
+        options = parser.parse_args(given[:split])
+        for directory in filter(None, (options.checkpoint, options.against)):
+            if not directory.is_dir():
+                raise UsageError(f'"{directory}" is not a directory')
+    except (argparse.ArgumentError, UsageError) as error:
+        print(f"harness preflight: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except SystemExit as end:  # --help, or an argument that is absent
+        return EXIT_HELD if end.code in (0, None) else EXIT_USAGE
+    findings = check(
+        options.checkpoint,
+        dtype=options.dtype,
+        arguments=given[split + 1 :],
+        against=options.against,
+        read_tensors=options.deep,
+    )
+    blocking = sum(finding.blocks for finding in findings)
+    if options.json:
+        print(
+            json.dumps({"checkpoint": str(options.checkpoint), "findings": [f.as_json() for f in findings]}, indent=1)
+        )
+    else:
+        for finding in findings:
+            print(finding.as_text())
+        risks = len(findings) - blocking
+        print(f"{blocking} findings that should stop the rollout, {risks} risks")
+    return EXIT_BROKEN if blocking else EXIT_HELD
