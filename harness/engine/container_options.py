@@ -18,12 +18,12 @@ from harness.engine.launch import (
     Launch,
 )
 from harness.errors import UsageError
+from harness.label import LABEL_KEY
 
 PORT = 8000
 CHECKPOINTS = "/checkpoints"
 PLUGINS = "/opt/rollout-plugins"
 PLUGIN_DIRECTORY = Path(__file__).with_name("weight_cache_plugin")
-RUN_LABEL = "io.github.vllm-rollout-harness.run"
 INCARNATION_LABEL = "io.github.vllm-rollout-harness.incarnation"
 PIDS_LIMIT = 4096
 SHARED_MEMORY_BYTES = 1024**3  # Docker's own 64 MiB is too little for more than one worker
@@ -108,10 +108,9 @@ class ContainerOptions:
             wanted["user"] = self.user
         if self.cpus:
             wanted["cpuset_cpus"] = self.cpus
-        if isinstance(self.gpus, int) and self.gpus:
-            wanted["device_requests"] = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])]
-        elif not isinstance(self.gpus, int):
-            wanted["device_requests"] = [DeviceRequest(device_ids=list(self.gpus), capabilities=[["gpu"]])]
+        if self.gpus:
+            chosen = {"count": self.gpus} if isinstance(self.gpus, int) else {"device_ids": list(self.gpus)}
+            wanted["device_requests"] = [DeviceRequest(**chosen, capabilities=[["gpu"]])]
         return wanted
 
 
@@ -155,7 +154,7 @@ def container_options(
         command=arguments,
         environment=environment,
         mounts=tuple(mounts),
-        labels={RUN_LABEL: site.run_label, INCARNATION_LABEL: incarnation},
+        labels={LABEL_KEY: site.run_label, INCARNATION_LABEL: incarnation},
         network=network,
         user=user,
         cpus=",".join(str(cpu) for cpu in site.engine_cpus),

