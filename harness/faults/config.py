@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.fault import Injected, parameters_of
-from harness.faults.target import CONFIG_NAME, Target, digest_of, read_json, weight_facts
+from harness.faults.target import CONFIG_NAME, Target, digest_of, loaded_weights_id, read_json
 
 ROW_OF_KEY = {"num_hidden_layers": "C01", "vocab_size": "C03", "tie_word_embeddings": "C04"}
 SHAPELESS_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "sliding_window", "hidden_act")
@@ -81,7 +81,7 @@ class OldConfigNewWeights:
         own.bring(old / CONFIG_NAME, CONFIG_NAME)
         seen = read_json(target / CONFIG_NAME)
         keys = sorted(key for key in {*new_config, *old_config} if new_config.get(key) != old_config.get(key))
-        weights, old_weights = weight_facts(target), weight_facts(old)
+        weights, old_weights = loaded_weights_id(target), loaded_weights_id(old)
         is_old = seen == old_config
         return Injected(
             fault=self.name,
@@ -90,7 +90,7 @@ class OldConfigNewWeights:
             because=f"config.json is the old checkpoint's: {is_old}; it differs from the new one in {keys or 'nothing'}; "
             f"the weights are the old checkpoint's: {weights == old_weights}",
             before={"config": digest_of(new_config), "differing_keys": keys},
-            after={"config": digest_of(seen), "weights": digest_of(weights), "old_weights": digest_of(old_weights)},
+            after={"config": digest_of(seen), "weights_id": weights, "old_weights_id": old_weights},
         )
 
 

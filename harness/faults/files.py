@@ -19,11 +19,10 @@ from harness.faults.fault import Injected, parameters_of
 from harness.faults.target import (
     INDEX_NAME,
     Target,
-    digest_of,
     file_facts,
+    loaded_weights_id,
     read_json,
     read_shards,
-    weight_facts,
     weight_files,
 )
 
@@ -184,7 +183,7 @@ class NewConfigOldWeights:
 
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
-        before, wanted = weight_facts(target), weight_facts(old)
+        before, wanted = loaded_weights_id(target), loaded_weights_id(old)
         for name in own.weight_files():
             own.remove(name)
         if (target / INDEX_NAME).exists():
@@ -193,16 +192,16 @@ class NewConfigOldWeights:
             own.bring(old / name, name)
         if (old / INDEX_NAME).exists():
             own.bring(old / INDEX_NAME, INDEX_NAME)
-        after = weight_facts(target) if weight_files(target) else {}
+        after = loaded_weights_id(target)
         is_config_new = file_facts(target / "config.json") != file_facts(old / "config.json")
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
-            proved=after == wanted and after != before,
-            because=f"the weights are the old checkpoint's: {after == wanted}, the new one's: {after == before}; "
+            proved=after == wanted and after not in (None, before),
+            because=f"the weights are {after}: the old checkpoint's {after == wanted}, the new one's {after == before}; "
             f"config.json differs from the old one: {is_config_new}",
-            before={"weights": digest_of(before), "old_weights": digest_of(wanted)},
-            after={"weights": digest_of(after), "config_differs_from_old": is_config_new},
+            before={"weights_id": before, "old_weights_id": wanted},
+            after={"weights_id": after, "config_differs_from_old": is_config_new},
         )
 
 
@@ -218,7 +217,7 @@ class StaleIndex:
 
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
-        before, wanted = weight_facts(target), weight_facts(old)
+        before, wanted = loaded_weights_id(target), loaded_weights_id(old)
         old_names = weight_files(old)
         new_names = []
         count = len(own.weight_files())
@@ -230,18 +229,23 @@ class StaleIndex:
         for name in old_names:
             own.bring(old / name, name)
         own.write(INDEX_NAME, _index_of(old))
-        after = weight_facts(target) if weight_files(target) else {}
+        after = loaded_weights_id(target)
         new_there = [name for name in new_names if (target / name).exists()]
         named = list(weight_files(target)) if (target / INDEX_NAME).exists() else []
-        proved = after == wanted and after != before and new_there == new_names and not set(named) & set(new_names)
+        proved = (
+            after == wanted
+            and after not in (None, before)
+            and new_there == new_names
+            and not set(named) & set(new_names)
+        )
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
             proved=proved,
             because=f"the weight index names {named}, the new weights are in {new_there}; what an engine loads is the "
             f"old checkpoint's: {after == wanted}, the new one's: {after == before}",
-            before={"weights": digest_of(before), "old_weights": digest_of(wanted)},
-            after={"weights": digest_of(after), "named_in_index": named, "new_weight_files": new_there},
+            before={"weights_id": before, "old_weights_id": wanted},
+            after={"weights_id": after, "named_in_index": named, "new_weight_files": new_there},
         )
 
 

@@ -20,7 +20,7 @@ from harness.checkpoint.copy import private_copy, refuse_shared
 from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
 from harness.faults.fault import Acting, Injected, parameters_of
 from harness.faults.slow_copy import SlowCopy
-from harness.faults.target import digest_of, file_facts, refuse_overlap, weight_facts
+from harness.faults.target import file_facts, loaded_weights_id, refuse_overlap
 
 ORDERS = ("small_first", "weights_first")
 MOVE_LIMIT_S = 60.0
@@ -99,7 +99,7 @@ class NestedMove:
 
     def start(self, source: Path, live: Path, *, random: Random) -> Acting:
         _publishable(source, live)
-        wanted = digest_of(weight_facts(source))
+        wanted = loaded_weights_id(source)
         before = _top_level(live)
         staging = Path(tempfile.mkdtemp(prefix="staging-", dir=live.parent))
         try:
@@ -112,16 +112,16 @@ class NestedMove:
 
         def prove() -> Injected:
             nested = live / "new"
-            found = digest_of(weight_facts(nested)) if nested.is_dir() else None
+            found = loaded_weights_id(nested)
             is_same_above = _top_level(live) == before
             return Injected(
                 fault=self.name,
                 fault_id=self.fault_id,
-                proved=done.returncode == 0 and found == wanted and is_same_above,
+                proved=done.returncode == 0 and found is not None and found == wanted and is_same_above,
                 because=f'"mv" ended with {done.returncode} {done.stderr.strip()}; "{nested.name}" inside the live directory '
                 f"holds the new weights: {found == wanted}; the files above it are unchanged: {is_same_above}",
-                before={"live_files": before, "new_weights": wanted},
-                after={"exit_code": done.returncode, "nested_weights": found, "live_files_unchanged": is_same_above},
+                before={"live_files": before, "new_weights_id": wanted},
+                after={"exit_code": done.returncode, "nested_weights_id": found, "live_files_unchanged": is_same_above},
             )
 
         return Finished(prove(), prove)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.clock import Deadline
+from harness.clock import now_ns, seconds_between
 from harness.errors import WaitExpired
 from harness.faults.fault import Fault, Injected
 
@@ -93,10 +93,10 @@ class SlowCopy:
             self._thread.join(END_LIMIT_S)
 
     def _run(self) -> None:
-        pace = Deadline.after(0)
+        started_ns = now_ns()
         try:
             for name in self._slow:
-                if not self._copy(name, pace):
+                if not self._copy(name, started_ns):
                     return
             for name in self._afterwards:
                 shutil.copyfile(self._source / name, self._live / name)
@@ -105,7 +105,7 @@ class SlowCopy:
         finally:
             self._begun.set()
 
-    def _copy(self, name: str, pace: Deadline) -> bool:
+    def _copy(self, name: str, started_ns: int) -> bool:
         step = min(LARGEST_STEP_BYTES, max(1, int(self._rate_bytes_per_s / STEPS_PER_S)))
         with (self._source / name).open("rb") as reader, (self._live / name).open("wb", buffering=0) as writer:
             if self._preallocate:
@@ -113,7 +113,7 @@ class SlowCopy:
             self._begun.set()
             while block := reader.read(step):
                 due_s = (self._copied_bytes + len(block)) / self._rate_bytes_per_s
-                if self._end.wait(max(0.0, due_s - pace.waited_s())):
+                if self._end.wait(max(0.0, due_s - seconds_between(started_ns, now_ns()))):
                     return False
                 writer.write(block)
                 self._copied_bytes += len(block)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.checkpoint.copy import RawTensor, copy_file, load_shard, refuse_shared, save_shard
+from harness.checkpoint.digest import weights_id
 from harness.checkpoint.header import LENGTH_BYTES
 from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import CheckpointDefect, FaultNotApplicable, UsageError
@@ -257,6 +258,14 @@ def weight_facts(path: Path) -> dict[str, Any]:
         for shard in read_shards(path)
         for tensor in shard.tensors
     }
+
+
+def loaded_weights_id(path: Path) -> str | None:
+    """Return the weights_id of what an engine would load from a directory; None when it would load nothing."""
+    try:
+        return weights_id(path)
+    except CheckpointDefect:
+        return None
 
 
 def digest_of(facts: Any) -> str:
