@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 
 from harness.clock import seconds_between
 from harness.judge.verdict import Finding, Verdict
-from harness.observe.history import Event, EventKind, History, Request
+from harness.observe.history import Event, EventKind, Request
 from harness.observe.logs import LogLine, classify, root_cause
 from harness.report.plots import timeline_svg
 from harness.report.printable import printable
 from harness.report.store import RunRecord, ScenarioRecord
-from harness.report.timeline import read_timeline
+from harness.report.timeline import load_origin_ns
 
 DOTS_MAX_PAGE = 24_000  # about 0.3 MB of dots, shared by all pictures of a page
 EVIDENCE_MAX = 12
@@ -130,8 +130,8 @@ def _section(index: int, record: ScenarioRecord, run: RunRecord, dots_max: int) 
         "rest": [line for line in rest.splitlines() if line.strip()],
         "faults": [_fault(event) for event in history.of(EventKind.FAULT_INJECTED)],
         "picture": _picture(record, dots_max),
-        "is_cut": bool(history.events) and read_timeline(history).is_cut,
-        "claims": [_claim(finding, history) for finding in record.findings],
+        "is_cut": bool(history.events) and history.first(EventKind.LOAD_ENDED) is None,
+        "claims": _claims(record),
         "phases": [(phase, f"{took_s:.2f} s") for phase, took_s in phases],
         "measured": [(_label(name), _figure(name, value)) for name, value in record.measured.items()],
         "notes": [
@@ -171,13 +171,18 @@ def _fault(event: Event) -> dict[str, Any]:
     }
 
 
-def _claim(finding: Finding, history: History) -> _Claim:
-    known: dict[str, Event | Request] = {event.id: event for event in history.events}
-    known.update((request.id, request) for request in history.requests)
-    origin_ns = read_timeline(history).origin_ns
-    shown = finding.evidence[:EVIDENCE_MAX]
-    proofs = tuple(_proof(item, known.get(item), origin_ns) for item in shown)
-    return _Claim(finding=finding, proofs=proofs, more=len(finding.evidence) - len(shown))
+def _claims(record: ScenarioRecord) -> list[_Claim]:
+    known: dict[str, Event | Request] = {event.id: event for event in record.history.events}
+    known.update((request.id, request) for request in record.history.requests)
+    origin_ns = load_origin_ns(record.history)
+    return [
+        _Claim(
+            finding=finding,
+            proofs=tuple(_proof(item, known.get(item), origin_ns) for item in finding.evidence[:EVIDENCE_MAX]),
+            more=max(0, len(finding.evidence) - EVIDENCE_MAX),
+        )
+        for finding in record.findings
+    ]
 
 
 def _proof(item_id: str, item: Event | Request | None, origin_ns: int) -> _Proof:
@@ -281,4 +286,3 @@ def _number(value: Any) -> float:
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
-

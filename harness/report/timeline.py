@@ -78,10 +78,14 @@ class Timeline:
     steps: tuple[Span, ...]
     guards: tuple[Moment, ...]
 
+    def seconds(self, at_ns: int) -> float:
+        """Return a monotonic time as seconds since the load started."""
+        return seconds_between(self.origin_ns, at_ns)
+
 
 def read_timeline(history: History) -> Timeline:
     """Read what happened when; a history cut at any point gives what is there."""
-    origin_ns = _origin_ns(history)
+    origin_ns = load_origin_ns(history)
     end_s = _end_s(history, origin_ns)
     return Timeline(
         origin_ns=origin_ns,
@@ -95,7 +99,8 @@ def read_timeline(history: History) -> Timeline:
     )
 
 
-def _origin_ns(history: History) -> int:
+def load_origin_ns(history: History) -> int:
+    """Return when the load started, or the first record where it never did: the zero of every time in a report."""
     started = history.first(EventKind.LOAD_STARTED)
     if started is not None:
         return started.at_ns
@@ -149,10 +154,13 @@ def _faults(history: History, origin_ns: int) -> list[Moment]:
     """Faults closer than a tenth of a second, and all that were there before the load, are one moment."""
     groups: dict[float, list[str]] = {}
     for event in history.of(EventKind.FAULT_INJECTED):
-        at_s = max(0.0, seconds_between(origin_ns, event.at_ns))
+        at_s = seconds_between(origin_ns, event.at_ns)
         name = _word(event, "fault") + ("" if event.data.get("proved") else " (not proved)")
-        groups.setdefault(round(at_s, 1), []).append(name)
-    return [Moment(kind="fault", at_s=at_s, label=f"fault: {', '.join(names)}") for at_s, names in groups.items()]
+        groups.setdefault(-1.0 if at_s < 0 else round(at_s, 1), []).append(name)
+    return [
+        Moment(kind="fault", at_s=at_s, label=f"fault: {', '.join(names)}{', before load' if at_s < 0 else ''}")
+        for at_s, names in groups.items()
+    ]
 
 
 def _lives(history: History, origin_ns: int, end_s: float) -> tuple[Life, ...]:
