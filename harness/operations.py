@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import weights_id
@@ -383,7 +383,7 @@ class Operations:
             after=dict(injected.after),
         )
 
-    def _event(self, kind: EventKind, **data: object) -> None:
+    def _event(self, kind: EventKind, **data: Any) -> None:
         self.ground.recorder.event("operator", kind, **data)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -148,7 +148,7 @@ def _expectations(config: pytest.Config, given: str | None) -> Path:
     return Path(given) if given else config.rootpath / "scenarios" / "expectations"
 
 
-def _absent(config: pytest.Config, missing: Any) -> Any:
+def _absent(config: pytest.Config, missing: Any) -> NoReturn:
     """Skip for a missing resource, or fail where it was required."""
     required = config.getoption("--rollout-require").split(",")
     if missing.resource in required:

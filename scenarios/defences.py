@@ -1,0 +1,24 @@
+"""What the scenarios here share: the load they run under and what must hold with the operator's guards.
+
+The limits are generous: they bound hangs. How fast an engine recovers is measured and shown, not asserted here.
+"""
+
+from __future__ import annotations
+
+from harness import claims, load
+
+LOAD = load.steady(rate_rps=4.0, canary_ratio=0.5, tail_s=8.0)
+
+# Without guards: the engine notices no later than it was seen to, and the documented remedy brings service back.
+BITES = (claims.layer_as_expected(), claims.recovered(within_s=180.0))
+
+
+def contained(by: str) -> tuple[claims.Claim, ...]:
+    """Claim that users never notice: seen at `by` or earlier, no wrong answer, service and speed kept."""
+    return (
+        claims.detected_by(by),
+        claims.exposed_at_most(0),
+        claims.answered_ok(ratio_min=0.99),
+        claims.recovered(within_s=240.0),
+        claims.latency_back_in_band(factor=2.0, windows=5),
+    )

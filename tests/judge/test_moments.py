@@ -1,0 +1,128 @@
+"""Who noticed, what users got and when it was over, on histories written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.judge.moments import Layer, Window, detection, exposure, recovery_at_ns, requests_in, window_span
+from harness.observe.history import EventKind
+from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
+
+
+def served(canary_answer: str, *, first_s: float = 6.1, until_s: float = 9.0) -> list:
+    """Return a new engine that answers users and whose canaries say `canary_answer`."""
+    count = int((until_s - first_s) * 4)
+    requests = [load(first_s + 0.05 + at * 0.25, "new-1", took_s=0.05) for at in range(count)]
+    return requests + [
+        canary(first_s + 0.3 + at * 0.5, "new-1", canary_answer, took_s=0.05) for at in range(count // 2)
+    ]
+
+
+def test_preflight_is_noticed_before_anything_starts() -> None:
+    refused = event(5.01, EventKind.GUARD_REFUSED, guard="preflight", findings=[{"id": "D08"}])
+    seen = detection(history(*before(), *rollout()[:2], refused))
+    assert (seen.layer, seen.at_ns, seen.evidence) == (Layer.PREFLIGHT, refused.at_ns, (refused.id,))
+
+
+def test_engine_that_refuses_is_noticed_at_startup() -> None:
+    refused = event(8, EventKind.ENGINE_NOT_READY, incarnation="new-1", reason="exited", log_lines=["header too large"])
+    seen = detection(history(*before(), *rollout()[:4], refused))
+    assert seen.layer is Layer.STARTUP
+    assert "header too large" in seen.because
+
+
+def test_failure_of_the_old_engine_is_no_sign_of_the_fault() -> None:
+    stopped = load(5.5, "old-1", result="refused")
+    assert detection(history(*before(), *rollout(), stopped)).layer is Layer.NEVER
+
+
+def test_first_failed_request_and_a_later_one_are_different_layers() -> None:
+    failed = load(6.5, "new-1", result="http_5xx")
+    assert detection(history(*before(), *rollout(), failed)).layer is Layer.FIRST_REQUEST
+    answered = load(6.1, "new-1")
+    assert detection(history(*before(), *rollout(), answered, failed)).layer is Layer.CLIENT
+
+
+def test_wrong_canary_is_noticed_although_users_are_answered() -> None:
+    seen = detection(history(*before(), *rollout(), *served("neither")))
+    assert seen.layer is Layer.CANARY
+    assert "neither" in seen.because
+
+
+def test_canary_before_traffic_counts_at_its_own_layer() -> None:
+    checked = event(6.2, EventKind.CANARY_CHECKED, incarnation="new-1", answer="old")
+    assert detection(history(*before(), *rollout(), checked)).layer is Layer.CANARY
+
+
+def test_engine_that_dies_on_its_first_canary_is_noticed_on_use() -> None:
+    died = event(6.6, EventKind.ENGINE_DIED, incarnation="new-1", exit_code=0)
+    requests = [canary(6.1, "new-1", None, result="http_5xx"), load(6.3, "new-1", result="closed")]
+    assert detection(history(*before(), *rollout(), *requests, died)).layer is Layer.FIRST_REQUEST
+
+
+def test_right_answers_long_enough_are_harmless_and_too_few_are_not() -> None:
+    assert detection(history(*before(), *rollout(), *served("new"))).layer is Layer.HARMLESS
+    assert detection(history(*before(), *rollout(), *served("new", until_s=7.0))).layer is Layer.NEVER
+
+
+def test_nothing_after_the_remedy_counts_as_detection() -> None:
+    late = canary(9.5, "new-1", "neither")
+    assert detection(history(*before(), *rollout(), *remedy(), late)).layer is Layer.NEVER
+
+
+def test_exposure_is_an_interval_from_the_start_of_the_engine() -> None:
+    seen = exposure(history(*before(), *rollout(), *served("neither"), *remedy(), *ended()))
+    answered = sum(r.incarnation == "new-1" and not r.is_canary for r in history(*served("neither")).requests)
+    assert seen.upper == answered
+    assert 0 < seen.lower < seen.upper
+
+
+def test_exposure_begins_after_the_last_right_canary() -> None:
+    right, wrong = canary(6.4, "new-1", "new"), canary(7.4, "new-1", "neither")
+    users = [load(6.2, "new-1"), load(6.6, "new-1"), load(7.0, "new-1")]
+    seen = exposure(history(*before(), *rollout(), right, wrong, *users))
+    assert (seen.lower, seen.upper) == (0, 2)
+
+
+def test_engine_that_answered_users_and_no_canary_is_suspected_throughout() -> None:
+    seen = exposure(history(*before(), *rollout(), load(6.2, "new-1"), load(6.6, "new-1")))
+    assert (seen.lower, seen.upper) == (0, 2)
+
+
+def test_right_canary_before_traffic_clears_an_engine() -> None:
+    checked = event(6.05, EventKind.CANARY_CHECKED, incarnation="new-1", answer="new")
+    seen = exposure(history(*before(), *rollout(), checked, load(6.2, "new-1")))
+    assert (seen.lower, seen.upper) == (0, 0)
+
+
+def test_recovery_is_the_third_right_canary_after_the_remedy() -> None:
+    assert recovery_at_ns(history(*before(), *rollout(), *remedy(), *ended())) == round(11.2 * S)
+
+
+def test_failed_request_beside_the_canaries_delays_recovery() -> None:
+    failed = load(10.8, "new-2", result="http_5xx")
+    recovered = recovery_at_ns(history(*before(), *rollout(), *remedy(), failed, *ended()))
+    assert recovered == round(12.2 * S)
+
+
+@pytest.mark.parametrize("answer", ["old", "neither", "ambiguous"])
+def test_wrong_answers_are_no_recovery(answer: str) -> None:
+    wrong = [canary(10.1 + at, "new-2", answer) for at in range(8)]
+    assert recovery_at_ns(history(*before(), *rollout(), *remedy()[:3], *wrong, *ended())) is None
+
+
+def test_load_error_in_the_log_since_the_remedy_is_no_recovery() -> None:
+    error = event(10, EventKind.LOG_LINE, incarnation="new-2", line="Weight files referenced", **{"class": "load"})
+    assert recovery_at_ns(history(*before(), *rollout(), *remedy(), error, *ended())) is None
+
+
+def test_old_engine_that_goes_on_answering_is_no_recovery() -> None:
+    still_old = [canary(9.5 + at, "old-1", "old") for at in range(8)]
+    assert recovery_at_ns(history(*before(), *rollout(), *remedy()[:1], *still_old, *ended())) is None
+
+
+def test_windows_follow_each_other() -> None:
+    whole = history(*before(), *rollout(), *remedy(), *ended())
+    spans = [window_span(whole, window) for window in (Window.BEFORE, Window.FAULTY, Window.RECOVERING, Window.AFTER)]
+    assert spans == [(0, 5 * S), (5 * S, 9 * S), (9 * S, round(11.2 * S)), (round(11.2 * S), 20 * S)]
+    assert all(request.incarnation == "old-1" for request in requests_in(whole, Window.BEFORE, canaries=False))
