@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.clock import now_ns, seconds_between
-from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
 from harness.faults.fault import Acting, Fault, Injected, parameters_of
 from harness.faults.target import digest_of, weight_facts
+from harness.guards.purge import list_cache, purge
 
 KEYS = ("path", "content")
 META_LIMIT_BYTES = 100_000_000
@@ -86,8 +86,12 @@ class LatePurge:
         return parameters_of(self)
 
     def after_start(self, cache_directory: Path) -> Acting:
-        if cache_directory.is_symlink() or not cache_directory.is_dir():
-            raise FaultNotApplicable(f'"{cache_directory}" is not a real directory: there is no cache to purge')
+        if not cache_directory.is_dir():
+            raise FaultNotApplicable(f'"{cache_directory}" is not a directory: there is no cache to purge')
+        try:
+            list_cache(cache_directory)
+        except UsageError as error:
+            raise FaultNotApplicable(f"there is no cache to purge: {error}") from error
         return PurgeLater(self, cache_directory, self.delay_s)
 
 
@@ -101,7 +105,7 @@ class PurgeLater:
         self._started_ns = now_ns()
         self._at_start = _identities(cache_directory)
         self._purged_after_s: float | None = None
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="late-purge", daemon=True)
         self.injected = self.state()
@@ -136,14 +140,10 @@ class PurgeLater:
     def _run(self) -> None:
         if self._end.wait(self._delay_s):
             return
-        for entry in list(self._directory.iterdir()):
-            try:
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-            except OSError as error:  # the engine may be filling or replacing it: the rest is purged all the same
-                self._error = error
+        try:
+            purge(self._directory)
+        except (OSError, UsageError) as error:
+            self._error = error
         self._purged_after_s = seconds_between(self._started_ns, now_ns())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from damage_cases import DOWN, Pair
+from damage_cases import DOWN, Pair, contents
 
 from harness import faults
 from harness.checkpoint.copy import load_shard
@@ -137,7 +137,7 @@ def test_the_proof_changes_nothing(root: Path, pair: Pair) -> None:
 
 def test_late_purge_is_still_to_come_and_then_has_emptied_the_cache(root: Path, pair: Pair) -> None:
     entry = fill(root, pair.old)
-    (root / "0123.7.partial").mkdir()
+    (root / "0123456789abcdef.7.partial").mkdir()
     fault = faults.late_purge(delay_s=0.2)
 
     acting = fault.after_start(root)
@@ -167,7 +167,7 @@ def test_late_purge_that_purges_nothing_is_not_proved(root: Path, pair: Pair, mo
     def fail(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cache.shutil, "rmtree", fail)
+    monkeypatch.setattr(cache, "purge", fail)
     acting = faults.late_purge(delay_s=0.0).after_start(root)
     acting.finish(limit_s=20.0)
 
@@ -197,17 +197,22 @@ def test_late_purge_can_be_called_off(root: Path, pair: Pair) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "late-purge"]
 
 
-def test_late_purge_follows_no_link_out_of_the_cache(root: Path, pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["absent", "a link to it", "something else in it", "a link in it"])
+def test_late_purge_refuses_what_is_no_cache(kind: str, root: Path, pair: Pair, tmp_path: Path) -> None:
     fill(root, pair.old)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").write_text("kept")
-    (root / "link").symlink_to(outside)
+    directory = root
+    if kind == "absent":
+        directory = tmp_path / "absent"
+    elif kind == "a link to it":
+        directory = tmp_path / "link"
+        directory.symlink_to(root)
+    elif kind == "something else in it":
+        (root / "precious").write_text("kept")
+    else:
+        (root / "0123456789abcdef").symlink_to(pair.old)
+    before = contents(root)
 
-    acting = faults.late_purge(delay_s=0.0).after_start(root)
-    acting.finish(limit_s=20.0)
+    with pytest.raises(FaultNotApplicable, match="no cache to purge"):
+        faults.late_purge(delay_s=0.0).after_start(directory)
 
-    assert (outside / "precious").read_text() == "kept"
-    (tmp_path / "root_link").symlink_to(outside)
-    with pytest.raises(FaultNotApplicable):
-        faults.late_purge(delay_s=0.0).after_start(tmp_path / "root_link")
+    assert contents(root) == before

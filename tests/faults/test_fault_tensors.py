@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from harness import faults
 from harness.checkpoint.copy import RawTensor, load_shard
+from harness.engine.reference.check import forward_logprobs
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults import Damage, tensors
 from harness.faults.values import from_float32, to_float32, words
+from harness.guards.canary import largest_difference
 
 INDEX = "model.safetensors.index.json"
 
@@ -204,6 +206,17 @@ def test_compensated_scaling_leaves_the_product_exact_in_bf16(pair: Pair, target
         == injected.after["values_beyond_fp16"]
         > 0
     )
+
+
+def test_compensated_scaling_leaves_the_answers_and_scaling_alone_does_not(pair: Pair) -> None:
+    prompts = ((1, 20, 7, 250, 99, 31),)
+    right = forward_logprobs(pair.new, prompts)
+    with pair.copy() as compensated, pair.copy() as scaled:
+        inject(faults.beyond_fp16_range(UP, inverse=DOWN), compensated, pair)
+        inject(faults.beyond_fp16_range(UP), scaled, pair)
+
+        assert forward_logprobs(compensated, prompts) == right
+        assert largest_difference(forward_logprobs(scaled, prompts), right) > 0.1
 
 
 def test_a_scale_that_is_too_small_is_not_proved(pair: Pair, target: Path) -> None:
