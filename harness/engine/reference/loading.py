@@ -112,7 +112,7 @@ def load(
     for name in extras:
         extra = tensors.pop(name, None)
         if shape.is_tied and extra is not None:
-            _check_tied(checkpoint, chosen[name], extra, tensors["model.embed_tokens.weight"], contract)
+            _check_tied(checkpoint, chosen[name], extra, tensors.get("model.embed_tokens.weight"), contract)
     for name, wanted in expected.items():
         tensors[name] = _fitted(tensors.get(name), wanted)
     return Loaded(shape=shape, tensors=tensors, tokenizer=tokenizer, end_ids=end_ids, dtype=target)
@@ -205,8 +205,10 @@ def _check_zero_tail(tensor: Tensor, raw: bytes, shard: Path, *, is_last: bool) 
         raise CheckpointDefect(Refusal.ZERO_TAIL, what, path=shard, tensor=tensor.name)
 
 
-def _check_tied(checkpoint: Checkpoint, tensor: Tensor, head: Floats, embedding: Floats, contract: Contract) -> None:
-    if not contract.is_lenient and not np.array_equal(head, embedding):
+def _check_tied(
+    checkpoint: Checkpoint, tensor: Tensor, head: Floats, embedding: Floats | None, contract: Contract
+) -> None:
+    if not contract.is_lenient and (embedding is None or not np.array_equal(head, embedding)):
         what = '"tie_word_embeddings" is true, but it differs from "model.embed_tokens.weight"'
         where = checkpoint.path / tensor.shard
         raise CheckpointDefect(Refusal.TIED_EMBEDDING_SKEW, what, path=where, tensor=tensor.name)

@@ -32,7 +32,7 @@ from harness.engine.reference.version import REFERENCE_VERSION
 
 _BODY_LIMIT_BYTES = 16 * 1024 * 1024
 _STEP_LIMIT_S = 600.0
-_DAMAGED_AFTER_TOKENS = 2  # streams with a planted defect break here
+_DAMAGED_AFTER_TOKENS = 2  # where streams with a planted defect break, shorter ones at their end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
                     unfinished.remove(index)
                 self._write_event(event)
                 sent += 1
-                if sent == _DAMAGED_AFTER_TOKENS and self._broke_stream():
+                if (sent == _DAMAGED_AFTER_TOKENS or not unfinished) and self._broke_stream():
                     return
         usage = to_json({**envelope, "choices": [], "usage": _usage(generations)})
         self._end_stream(*((usage,) if request.includes_usage else ()), b"[DONE]")

@@ -1,0 +1,72 @@
+"""Starting reference engines on small checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from reference_checkpoints import write_checkpoint
+
+from harness.engine.engine import EngineSite
+from harness.engine.launch import Launch
+from harness.engine.process_child import ProcessEngine
+from harness.engine.reference_starter import ReferenceStarter
+from harness.label import new_label
+
+API_KEY = "key-of-the-tests"
+READY_LIMIT_S = 20.0
+
+Start = Callable[..., ProcessEngine]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Return a good checkpoint."""
+    return write_checkpoint(tmp_path / "good", seed=1)
+
+
+@contextmanager
+def starting(directory: Path) -> Iterator[Start]:
+    """Give a function that starts an engine on a checkpoint, optionally with planted defects; all are ended at the end."""
+    starters: list[ReferenceStarter] = []
+
+    def start(path: Path, *defects: str, **launch: object) -> ProcessEngine:
+        starter = ReferenceStarter(defects=defects)
+        starter.open(
+            EngineSite(
+                run_label=str(new_label()),
+                log_directory=directory / "logs",
+                work_directory=directory / "work",
+                api_key=API_KEY,
+            )
+        )
+        starters.append(starter)
+        request = Launch(checkpoint_root=path.parent, checkpoint_name=path.name, **launch)  # type: ignore[arg-type]
+        return starter.start(request, incarnation=f"engine-{len(starters)}")
+
+    try:
+        yield start
+    finally:
+        for starter in starters:
+            starter.close()
+
+
+@pytest.fixture
+def start_reference(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts an engine and does not wait for it."""
+    with starting(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def start_ready(start_reference: Start) -> Start:
+    """Return a function like `start_reference` that also waits until the engine is ready."""
+
+    def start(path: Path, *defects: str, **launch: object) -> ProcessEngine:
+        engine = start_reference(path, *defects, **launch)
+        engine.wait_ready(READY_LIMIT_S)
+        return engine
+
+    return start
