@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.faults.cache import late_purge, stale_weight_cache
-from harness.faults.config import mismatched_config, old_config_new_weights
+from harness.faults.config import mismatched_config
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
 from harness.faults.fault import Acting, CacheFault, Damage, Fault, Injected, LaunchFault, PublishFault, StartRace
-from harness.faults.files import (
-    missing_shard,
-    new_config_old_weights,
-    pointer_file,
-    stale_index,
-    truncate_shard,
-    zero_tail,
-)
+from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.launch import launch_argument, launch_dtype, launch_environment
+from harness.faults.mixtures import new_config_old_weights, old_config_new_weights, stale_index
 from harness.faults.publish import nested_move, overwrite_in_place, slow_sync
 from harness.faults.tensors import (
     drop_tensor,

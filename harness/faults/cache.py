@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from harness.clock import now_ns, seconds_between
 from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
+from harness.faults.facts import digest_of, weight_facts
 from harness.faults.fault import Acting, Fault, Injected, parameters_of
-from harness.faults.target import digest_of, weight_facts
 from harness.guards.purge import list_cache, purge
 
 KEYS = ("path", "content")

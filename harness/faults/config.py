@@ -14,8 +14,9 @@ from random import Random
 from typing import Any, ClassVar
 
 from harness.errors import FaultNotApplicable, ScenarioInvalid
-from harness.faults.fault import Injected, parameters_of
-from harness.faults.target import CONFIG_NAME, Target, digest_of, loaded_weights_id, read_json
+from harness.faults.facts import CONFIG_NAME, read_json
+from harness.faults.fault import Injected
+from harness.faults.target import Target
 
 ROW_OF_KEY = {"num_hidden_layers": "C01", "vocab_size": "C03", "tie_word_embeddings": "C04"}
 SHAPELESS_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "sliding_window", "hidden_act")
@@ -58,39 +59,10 @@ class MismatchedConfig:
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
-            proved=after == dict(self.changes) and all(after[key] != before[key] for key in before),
+            proved=after == dict(self.changes),  # and each was another value before, or it was refused
             because="; ".join(f'config key "{key}" was {before[key]!r}, is {after[key]!r}' for key in before),
             before=before,
             after=after,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OldConfigNewWeights:
-    """The weights arrived, the config did not."""
-
-    name: ClassVar[str] = "old_config_new_weights"
-    fault_id: ClassVar[str] = "D19"
-
-    def parameters(self) -> Mapping[str, Any]:
-        return parameters_of(self)
-
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        new_config, old_config = read_json(target / CONFIG_NAME), read_json(old / CONFIG_NAME)
-        own.bring(old / CONFIG_NAME, CONFIG_NAME)
-        seen = read_json(target / CONFIG_NAME)
-        keys = sorted(key for key in {*new_config, *old_config} if new_config.get(key) != old_config.get(key))
-        weights, old_weights = loaded_weights_id(target), loaded_weights_id(old)
-        is_old = seen == old_config
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=is_old and bool(keys) and weights != old_weights,
-            because=f"config.json is the old checkpoint's: {is_old}; it differs from the new one in {keys or 'nothing'}; "
-            f"the weights are the old checkpoint's: {weights == old_weights}",
-            before={"config": digest_of(new_config), "differing_keys": keys},
-            after={"config": digest_of(seen), "weights_id": weights, "old_weights_id": old_weights},
         )
 
 
@@ -110,11 +82,3 @@ def mismatched_config(*, changes: Mapping[str, Any]) -> MismatchedConfig:
     Source: taxonomy rows C01 (layers), C02 (sizes), C03 (vocabulary), C04 (tied embeddings), C05 (no shape shows it).
     """
     return MismatchedConfig(changes=tuple(changes.items()))
-
-
-def old_config_new_weights() -> OldConfigNewWeights:
-    """Leave the old config beside the new weights; not proved where both checkpoints have the same config.
-
-    Source: taxonomy row D19.
-    """
-    return OldConfigNewWeights()

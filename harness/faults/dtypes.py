@@ -17,8 +17,9 @@ import numpy as np
 from harness.checkpoint.copy import RawTensor, load_shard
 from harness.checkpoint.header import BITS_OF_DTYPE
 from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.faults.facts import digest_of, facts_of, weight_facts
 from harness.faults.fault import Injected, parameters_of
-from harness.faults.target import Target, digest_of, facts_of, weight_facts
+from harness.faults.target import Target
 from harness.faults.tensors import replace_tensor
 from harness.faults.values import FLOAT_DTYPES, FP16_LARGEST, from_float32, largest_magnitude, to_float32
 

@@ -6,7 +6,6 @@ D12, D15, D19.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,9 @@ from typing import Any, ClassVar
 
 from harness.checkpoint.manifest import read_shard
 from harness.errors import CheckpointDefect, FaultNotApplicable, ScenarioInvalid
+from harness.faults.facts import file_facts
 from harness.faults.fault import Injected, parameters_of
-from harness.faults.target import (
-    INDEX_NAME,
-    Target,
-    file_facts,
-    loaded_weights_id,
-    read_json,
-    read_shards,
-    weight_files,
-)
+from harness.faults.target import Target
 
 POINTER_VERSION = "version https://git-lfs.github.com/spec/v1"
 
@@ -53,7 +45,11 @@ class MissingShard:
             fault_id=self.fault_id,
             proved=not is_there and (index is None or is_named),
             because=f'"{name}" ({size:,} bytes) is {"still there" if is_there else "absent"}; '
-            + ("there is no weight index" if index is None else f"the weight index names it: {is_named}"),
+            + (
+                "there is no weight index"
+                if index is None
+                else f"the weight index {'names' if is_named else 'lacks'} it"
+            ),
             before={"shard": name, "size_bytes": size},
             after={"exists": is_there, "is_named_in_index": is_named, "weight_files": list(own.weight_files())},
         )
@@ -171,84 +167,6 @@ class PointerFile:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewConfigOldWeights:
-    """The small files arrived, the weights did not: everything is new but shards and weight index."""
-
-    name: ClassVar[str] = "new_config_old_weights"
-    fault_id: ClassVar[str] = "D19"
-
-    def parameters(self) -> Mapping[str, Any]:
-        return parameters_of(self)
-
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        before, wanted = loaded_weights_id(target), loaded_weights_id(old)
-        for name in own.weight_files():
-            own.remove(name)
-        if (target / INDEX_NAME).exists():
-            own.remove(INDEX_NAME)
-        for name in weight_files(old):
-            own.bring(old / name, name)
-        if (old / INDEX_NAME).exists():
-            own.bring(old / INDEX_NAME, INDEX_NAME)
-        after = loaded_weights_id(target)
-        is_config_new = file_facts(target / "config.json") != file_facts(old / "config.json")
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=after == wanted and after not in (None, before),
-            because=f"the weights are {after}: the old checkpoint's {after == wanted}, the new one's {after == before}; "
-            f"config.json differs from the old one: {is_config_new}",
-            before={"weights_id": before, "old_weights_id": wanted},
-            after={"weights_id": after, "config_differs_from_old": is_config_new},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaleIndex:
-    """The old shards and their weight index left beside the new weights: the index wins and names only the old."""
-
-    name: ClassVar[str] = "stale_index"
-    fault_id: ClassVar[str] = "D12"
-
-    def parameters(self) -> Mapping[str, Any]:
-        return parameters_of(self)
-
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        before, wanted = loaded_weights_id(target), loaded_weights_id(old)
-        old_names = weight_files(old)
-        new_names = []
-        count = len(own.weight_files())
-        for number, name in enumerate(own.weight_files(), start=1):
-            new_name = f"model-new-{number:05}-of-{count:05}.safetensors" if name in old_names else name
-            if new_name != name:
-                own.rename(name, new_name)
-            new_names.append(new_name)
-        for name in old_names:
-            own.bring(old / name, name)
-        own.write(INDEX_NAME, _index_of(old))
-        after = loaded_weights_id(target)
-        new_there = [name for name in new_names if (target / name).exists()]
-        named = list(weight_files(target)) if (target / INDEX_NAME).exists() else []
-        proved = (
-            after == wanted
-            and after not in (None, before)
-            and new_there == new_names
-            and not set(named) & set(new_names)
-        )
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=proved,
-            because=f"the weight index names {named}, the new weights are in {new_there}; what an engine loads is the "
-            f"old checkpoint's: {after == wanted}, the new one's: {after == before}",
-            before={"weights_id": before, "old_weights_id": wanted},
-            after={"weights_id": after, "named_in_index": named, "new_weight_files": new_there},
-        )
-
-
 def _require_ratio(name: str, keep_ratio: float | None) -> None:
     if keep_ratio is not None and not 0 <= keep_ratio < 1:
         raise ScenarioInvalid(f"{name}: keep_ratio={keep_ratio:g}, expected 0 to below 1")
@@ -269,15 +187,6 @@ def _tail(path: Path, begin_byte: int) -> dict[str, Any]:
         while block := file.read(1 << 22):
             nonzero += len(block) - block.count(0)
     return {"tail_from_byte": begin_byte, "nonzero_tail_bytes": nonzero}
-
-
-def _index_of(path: Path) -> bytes:
-    if (path / INDEX_NAME).exists():
-        return json.dumps(read_json(path / INDEX_NAME), indent=2).encode()
-    tensors = [tensor for shard in read_shards(path) for tensor in shard.tensors]
-    total = sum(tensor.size_bytes for tensor in tensors)
-    weight_map = {tensor.name: tensor.shard for tensor in tensors}
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()
 
 
 def missing_shard(shard: int | str = -1) -> MissingShard:
@@ -305,16 +214,3 @@ def zero_tail(shard: int | str = -1, *, keep_ratio: float = 0.5) -> ZeroTail:
 def pointer_file(shard: int | str = -1) -> PointerFile:
     """Put the git-lfs pointer of a weight file in its place. Source: taxonomy row D02."""
     return PointerFile(shard=shard)
-
-
-def new_config_old_weights() -> NewConfigOldWeights:
-    """Put the old shards and weight index under the new config. Source: taxonomy row D19."""
-    return NewConfigOldWeights()
-
-
-def stale_index() -> StaleIndex:
-    """Leave the old shards and their weight index beside the new weights, renamed where the names are the same.
-
-    Source: taxonomy row D12.
-    """
-    return StaleIndex()

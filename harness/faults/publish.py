@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 
 from harness.checkpoint.copy import private_copy, refuse_shared
 from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
+from harness.faults.facts import file_facts, loaded_weights_id
 from harness.faults.fault import Acting, Injected, parameters_of
 from harness.faults.slow_copy import SlowCopy
-from harness.faults.target import file_facts, loaded_weights_id, refuse_overlap
+from harness.faults.target import refuse_overlap
 
 ORDERS = ("small_first", "weights_first")
 MOVE_LIMIT_S = 60.0
@@ -118,8 +119,8 @@ class NestedMove:
                 fault=self.name,
                 fault_id=self.fault_id,
                 proved=done.returncode == 0 and found is not None and found == wanted and is_same_above,
-                because=f'"mv" ended with {done.returncode} {done.stderr.strip()}; "{nested.name}" inside the live directory '
-                f"holds the new weights: {found == wanted}; the files above it are unchanged: {is_same_above}",
+                because=f'"mv" ended with exit code {done.returncode} {done.stderr.strip()}; "live/{nested.name}" holds {found}, '
+                f"the new checkpoint is {wanted}; the files beside it {'are as before' if is_same_above else 'changed'}",
                 before={"live_files": before, "new_weights_id": wanted},
                 after={"exit_code": done.returncode, "nested_weights_id": found, "live_files_unchanged": is_same_above},
             )

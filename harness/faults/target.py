@@ -1,13 +1,12 @@
 """The private copy of a checkpoint that faults may change: the only place in `harness.faults` that writes to one.
 
 Every change is refused for a file that is a link or shares its bytes with another name (`st_nlink` > 1), because it
-would reach the user's original. Facts for proofs are read back from the disk, never remembered.
+would reach the user's original.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import os
 import stat
@@ -18,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.checkpoint.copy import RawTensor, copy_file, load_shard, refuse_shared, save_shard
-from harness.checkpoint.digest import weights_id
 from harness.checkpoint.header import LENGTH_BYTES
-from harness.checkpoint.manifest import Shard, Tensor, read_shard
-from harness.errors import CheckpointDefect, FaultNotApplicable, UsageError
-
-INDEX_NAME = "model.safetensors.index.json"
-CONFIG_NAME = "config.json"
+from harness.checkpoint.manifest import Shard, Tensor
+from harness.errors import FaultNotApplicable, UsageError
+from harness.faults.facts import INDEX_NAME, read_json, read_shards, read_tensor, tensor_facts, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +175,10 @@ class Target:
 
     def read(self, tensor: Tensor) -> RawTensor:
         """Return a tensor with its bytes."""
-        found = _found(read_shard(self.path / tensor.shard), tensor.name)
+        found = read_tensor(self.path, tensor.shard, tensor.name)
         if found is None:
             raise FaultNotApplicable(f'no tensor "{tensor.name}" in "{self.path / tensor.shard}"')
-        return RawTensor(found.dtype, found.shape, _data(self.path / tensor.shard, found))
+        return found
 
 
 def refuse_overlap(left: Path, right: Path) -> None:
@@ -193,95 +189,6 @@ def refuse_overlap(left: Path, right: Path) -> None:
     one, other = left.resolve(), right.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise FaultNotApplicable(f'"{left}" and "{right}" overlap: faults change a private copy only')
-
-
-def weight_files(path: Path) -> tuple[str, ...]:
-    """Return the names of the weight files an engine would load from a directory, in name order."""
-    if (path / INDEX_NAME).exists():
-        named = set(read_json(path / INDEX_NAME).get("weight_map", {}).values())
-        return tuple(sorted(name for name in named if Path(name).name == name and (path / name).exists()))
-    return tuple(sorted(file.name for file in path.glob("*.safetensors")))
-
-
-def read_shards(path: Path) -> tuple[Shard, ...]:
-    """Return the headers of a directory's weight files.
-
-    Raises: FaultNotApplicable when there is none, or one cannot be read.
-    """
-    names = weight_files(path)
-    if not names:
-        raise FaultNotApplicable(f'no safetensors file in "{path}"')
-    try:
-        return tuple(read_shard(path / name) for name in names)
-    except CheckpointDefect as error:
-        raise FaultNotApplicable(f'"{path}" cannot be read: {error}') from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a decoded JSON object.
-
-    Raises: FaultNotApplicable when the file is absent or holds something else.
-    """
-    try:
-        decoded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FaultNotApplicable(f'"{path}" cannot be read: {error}') from error
-    if not isinstance(decoded, dict):
-        raise FaultNotApplicable(f'"{path}" is not a JSON object')
-    return decoded
-
-
-def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:
-    """Return dtype, shape and digest of a tensor as they are on disk; None when it is absent."""
-    tensor = _found(read_shard(path / shard), name)
-    return None if tensor is None else facts_of(RawTensor(tensor.dtype, tensor.shape, _data(path / shard, tensor)))
-
-
-def facts_of(tensor: RawTensor) -> dict[str, Any]:
-    """Return what `tensor_facts` will find when this tensor is on disk."""
-    digest = hashlib.sha256(tensor.data).hexdigest()
-    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": digest}
-
-
-def file_facts(path: Path) -> dict[str, Any] | None:
-    """Return size and digest of a file as it is on disk; None when it is absent."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        return {"size_bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def weight_facts(path: Path) -> dict[str, Any]:
-    """Return the digest of every tensor that an engine would load from a directory, by name."""
-    return {
-        tensor.name: tensor_facts(path, shard.name, tensor.name)
-        for shard in read_shards(path)
-        for tensor in shard.tensors
-    }
-
-
-def loaded_weights_id(path: Path) -> str | None:
-    """Return the weights_id of what an engine would load from a directory; None when it would load nothing."""
-    try:
-        return weights_id(path)
-    except CheckpointDefect:
-        return None
-
-
-def digest_of(facts: Any) -> str:
-    """Return one short digest of facts, for evidence that stays readable."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _found(shard: Shard, name: str) -> Tensor | None:
-    return next((tensor for tensor in shard.tensors if tensor.name == name), None)
-
-
-def _data(path: Path, tensor: Tensor) -> bytes:
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        file.seek(LENGTH_BYTES + header_bytes + tensor.begin_byte)
-        return file.read(tensor.size_bytes)
 
 
 def _metadata(path: Path) -> dict[str, str]:

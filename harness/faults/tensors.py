@@ -16,8 +16,9 @@ import numpy as np
 
 from harness.checkpoint.copy import RawTensor, load_shard
 from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.faults.facts import CONFIG_NAME, digest_of, facts_of, read_json, weight_facts
 from harness.faults.fault import Fault, Injected, parameters_of
-from harness.faults.target import CONFIG_NAME, Target, digest_of, facts_of, read_json, weight_facts
+from harness.faults.target import Target
 from harness.faults.values import from_words, words
 
 FUSED_PARTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

@@ -1,0 +1,105 @@
+"""What is on disk in a checkpoint now, for proofs: read back every time, never remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from harness.checkpoint.copy import RawTensor
+from harness.checkpoint.digest import weights_id
+from harness.checkpoint.manifest import Shard, read_shard
+from harness.errors import CheckpointDefect, FaultNotApplicable
+
+INDEX_NAME = "model.safetensors.index.json"
+CONFIG_NAME = "config.json"
+
+
+def weight_files(path: Path) -> tuple[str, ...]:
+    """Return the names of the weight files an engine would load from a directory, in name order."""
+    if (path / INDEX_NAME).exists():
+        named = set(read_json(path / INDEX_NAME).get("weight_map", {}).values())
+        return tuple(sorted(name for name in named if Path(name).name == name and (path / name).exists()))
+    return tuple(sorted(file.name for file in path.glob("*.safetensors")))
+
+
+def read_shards(path: Path) -> tuple[Shard, ...]:
+    """Return the headers of a directory's weight files.
+
+    Raises: FaultNotApplicable when there is none, or one cannot be read.
+    """
+    names = weight_files(path)
+    if not names:
+        raise FaultNotApplicable(f'no safetensors file in "{path}"')
+    try:
+        return tuple(read_shard(path / name) for name in names)
+    except CheckpointDefect as error:
+        raise FaultNotApplicable(f'"{path}" cannot be read: {error}') from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a decoded JSON object.
+
+    Raises: FaultNotApplicable when the file is absent or holds something else.
+    """
+    try:
+        decoded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FaultNotApplicable(f'"{path}" cannot be read: {error}') from error
+    if not isinstance(decoded, dict):
+        raise FaultNotApplicable(f'"{path}" is not a JSON object')
+    return decoded
+
+
+def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
+    """Return a tensor with its bytes as they are on disk; None when it is absent."""
+    header = read_shard(path / shard)
+    tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+    if tensor is None:
+        return None
+    with (path / shard).open("rb") as file:
+        file.seek(header.data_start_byte + tensor.begin_byte)
+        return RawTensor(tensor.dtype, tensor.shape, file.read(tensor.size_bytes))
+
+
+def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:
+    """Return dtype, shape and digest of a tensor as they are on disk; None when it is absent."""
+    tensor = read_tensor(path, shard, name)
+    return None if tensor is None else facts_of(tensor)
+
+
+def facts_of(tensor: RawTensor) -> dict[str, Any]:
+    """Return what `tensor_facts` will find when this tensor is on disk."""
+    digest = hashlib.sha256(tensor.data).hexdigest()
+    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": digest}
+
+
+def file_facts(path: Path) -> dict[str, Any] | None:
+    """Return size and digest of a file as it is on disk; None when it is absent."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return {"size_bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def weight_facts(path: Path) -> dict[str, Any]:
+    """Return the digest of every tensor that an engine would load from a directory, by name."""
+    return {
+        tensor.name: tensor_facts(path, shard.name, tensor.name)
+        for shard in read_shards(path)
+        for tensor in shard.tensors
+    }
+
+
+def loaded_weights_id(path: Path) -> str | None:
+    """Return the weights_id of what an engine would load from a directory; None when it would load nothing."""
+    try:
+        return weights_id(path)
+    except CheckpointDefect:
+        return None
+
+
+def digest_of(facts: Any) -> str:
+    """Return one short digest of facts, for evidence that stays readable."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
