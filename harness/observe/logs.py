@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.observe.signatures import ECHO, ERROR, SIGNATURES, WEAK_SIGNATURES, Signature
 
-LINE_CHARACTERS_MAX = 4_000
+LINE_CHARACTERS_MAX = 2_000
 _CAUSE_ORDER = ("signal", "file", "config", "load", "memory", "cache", "request", "live", "lora", "engine")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PROCESS = re.compile(
@@ -20,7 +20,7 @@ _LEVEL = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:? *(?:\d\d-\d\d \d\d:\d\d:\d\d)? ?(?:\[[\w./<>-]+:\d+\] ?)?"
 )
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
-_SHUTDOWN = re.compile(r"\[shutdown\]|received signal=SIGTERM|Shutting down")
+_SHUTDOWN = re.compile(r"\[shutdown\] .{0,80}(received signal=|shutdown triggered)")
 _FRAME = re.compile(r"^(?: {2,}|\t)\S")
 
 
@@ -84,6 +84,8 @@ def has_load_error(text: str) -> bool:
 
 def _message(raw: str) -> tuple[str, str]:
     """Return one line without process, level and time, and its level; empty when it prints none."""
+    if raw.startswith("INFO:  ") and " HTTP/1." in raw:  # one per request: most of a long log, and never of interest
+        return "", ""
     line = _CONTROL.sub("", raw[:LINE_CHARACTERS_MAX]).rstrip()
     line = _PROCESS.sub("", line, count=1)
     level = _LEVEL.match(line)

@@ -28,7 +28,7 @@ from harness.report.timeline import load_origin_ns
 
 DOTS_MAX_PAGE = 24_000  # about 0.3 MB of dots, shared by all pictures of a page
 EVIDENCE_MAX = 12
-LOG_BYTES_MAX = 4 * 1024**2
+LOG_BYTES_MAX = 1024**2
 LOG_FILES_MAX = 12
 LOG_LINES_MAX = 8
 ENGINE_KINDS = {

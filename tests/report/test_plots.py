@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from random import Random
 from xml.etree import ElementTree
 
@@ -46,7 +47,7 @@ def test_the_windows_are_those_that_claims_speak_of(unguarded, make_scenario) ->
         edges.append((round(left), round(left + float(shade.get("width")))))
     assert edges[0][0] == LEFT
     assert edges[-1][1] == RIGHT
-    assert all(abs(end - start) <= 1 for (_, end), (start, _) in zip(edges, edges[1:], strict=False))
+    assert all(abs(end - start) <= 1 for (_, end), (start, _) in pairwise(edges))
     publish = LEFT + (RIGHT - LEFT) * 8.0 / 36.0
     assert abs(edges[0][1] - publish) <= 1
 
@@ -95,7 +96,7 @@ def test_an_engine_that_died_is_marked_and_one_that_lies_about_health_shows_it(u
 def test_labels_of_moments_never_overlap_and_stay_inside(seed, unguarded, make_scenario) -> None:
     random = Random(seed)
     story = unguarded()
-    for number in range(6):
+    for _ in range(6):
         name = "x" * random.randint(3, 40)
         story.event(
             random.choice([random.uniform(0, 36), 35.9, 8.0]), EventKind.FAULT_INJECTED, fault=name, proved=True

@@ -1,0 +1,168 @@
+"""What the classifier says about logs of real runs of vLLM 0.32.0 on damaged checkpoints, and what it must not say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.observe.logs import LINE_CHARACTERS_MAX, classify, has_load_error, root_cause
+from harness.observe.signatures import ECHO, ERROR, NOTE, SIGNATURES, WEAK_SIGNATURES
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def log(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "klass", "fault_id", "words", "is_load_error"),
+    [
+        ("truncated", "file", "D01", "incomplete metadata, file not fully covered", True),
+        ("pointer", "file", "D02", "header too large", True),
+        ("tokenizer_absent", "file", "D19", "Couldn't instantiate the backend tokenizer", True),
+        ("config_cut", "file", "C12", "JSONDecodeError", True),
+        ("weights_absent", "load", "D19", "Cannot find any model weights with", True),
+        ("wider", "load", "C02", "The size of tensor a (128) must match the size of tensor b (256)", True),
+        ("three_layers", "load", "C01", "Following weights were not initialized from checkpoint", True),
+        ("one_layer", "load", "D09", "There is no module or parameter named 'layers.1'", True),
+        ("argparse", "config", "L01", "invalid choice: 'fp16'", False),
+        ("big_tokenizer", "request", "C09", "index out of range in self", False),
+    ],
+)
+def test_the_cause_in_a_real_log(name, klass, fault_id, words, is_load_error) -> None:
+    text = log(name)
+    cause = root_cause(text)
+    assert cause is not None
+    assert (cause.klass, words in cause.text, fault_id in cause.fault_ids) == (klass, True, True)
+    assert words in text.split("\n")[cause.number - 1]
+    assert cause.remedy.endswith(".")
+    assert has_load_error(text) is is_load_error
+
+
+def test_the_log_of_a_healthy_engine_that_was_stopped_has_no_cause() -> None:
+    text = log("good")
+    assert "Too many open files" in text, "advice in a warning"
+    assert "EngineDeadError" in text, "printed while it stops as asked"
+    assert root_cause(text) is None
+    assert not has_load_error(text)
+    assert {line.klass for line in classify(text)} <= {"progress", "engine"}
+    assert {line.weight for line in classify(text)} == {NOTE}
+
+
+def test_the_last_line_is_known_and_never_the_cause() -> None:
+    text = log("wider")
+    last = [line for line in classify(text) if "Engine core initialization failed" in line.text][-1]
+    assert last.weight == ECHO
+    alone = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    assert classify(alone)[0].klass == "engine"
+    assert root_cause(alone) is None
+
+
+def test_an_engine_that_dies_without_being_asked_to_is_noted() -> None:
+    dead = "(APIServer pid=7) ERROR 11-30 01:58:12 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    stop = (
+        "(EngineCore pid=8) INFO 11-30 01:59:16 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM"
+    )
+    assert [line.klass for line in classify(dead)] == ["engine"]
+    assert classify(f"{stop}\n{dead}") == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "klass"),
+    [
+        ("RuntimeError: The size of tensor a (128) must match the size of tensor b (256) at dimension 1", "load"),
+        ("ValueError: Couldn't instantiate the backend tokenizer from one of:", "file"),
+        ("IndexError: index out of range in self", "request"),
+        ("ValueError: Out of range float values are not JSON compliant", "request"),
+        ("ERROR CheckpointDefect data_section_short: \"model.safetensors\", byte 1,024: cut", "file"),
+        ("ERROR CheckpointDefect unexpected_shape: \"model.safetensors\", tensor \"x\": [1]", "load"),
+        ("ERROR CheckpointDefect missing_tensor: \"model\", tensor \"x\": absent", "load"),
+        ("ERROR CheckpointDefect config_not_json: \"config.json\": cut", "file"),
+        ("ERROR CheckpointDefect something_new: \"config.json\": cut", "load"),
+        ("(Worker_TP1 pid=9) ERROR 01-01 00:00:00 [x.py:1] KeyError: 'layers.3.mlp.gate.weight'", "load"),
+        ("(VllmWorker rank=0 pid=9) ERROR 01-01 00:00:00 [x.py:1] AssertionError", "load"),
+        ("(EngineCore_DP0 pid=9) torch.OutOfMemoryError: CUDA out of memory. Tried", "memory"),
+        ("OSError: [Errno 98] Address already in use", "engine"),
+        ("OSError: [Errno 28] No space left on device", "file"),
+        ("PermissionError: [Errno 13] Permission denied: '/models/live/model.safetensors'", "file"),
+        ("!!!!!!! Segfault encountered !!!!!!!", "signal"),
+        ("Fatal Python error: Bus error", "signal"),
+        ("INFO 01-01 00:00:00 [x.py:1] weight cache: hit, 21 tensors, 1048 bytes, entry abc", "cache"),
+        ("Killed", "engine"),
+        ("WARNING 01-01 00:00:00 [x.py:1] Following weights were not loaded from checkpoint: {'a'}", "load"),
+    ],
+)  # fmt: skip
+def test_one_line(line, klass) -> None:
+    assert [found.klass for found in classify(line)] == [klass]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "The engine is ready.",
+        "INFO:     127.0.0.1:36280 - \"POST /v1/completions HTTP/1.1\" 200 OK",
+        "WARNING 01-01 00:00:00 [s.py:1] This can cause errors like `OSError: [Errno 24] Too many open files`.",
+        "INFO 01-01 00:00:00 [s.py:1] if you see Permission denied or No space left on device, read the guide",
+        "INFO 01-01 00:00:00 [s.py:1] Segmentation fault handler enabled",
+        '    raise OSError(f"{path} is not a valid JSON file.")',
+        '(Worker pid=3) ERROR 01-01 00:00:00 [m.py:1]     raise ValueError("There is no module or parameter named")',
+        '  File "/x/y.py", line 3, in Cannot find any model weights with',
+        "              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "=" * 80,
+        "prompt: 'tell me about KeyError and Killed bees'",
+        "nanobind: leaked 4 instances!",
+    ],
+)  # fmt: skip
+def test_lines_that_mean_nothing(line) -> None:
+    assert classify(line) == ()
+
+
+def test_a_file_error_stands_before_a_load_error_printed_earlier_and_a_signal_before_both() -> None:
+    load = "ValueError: There is no module or parameter named 'x'"
+    file = "OSError: [Errno 5] Input/output error"
+    signal = "Fatal Python error: Segmentation fault"
+    assert root_cause(f"{load}\n{file}").klass == "file"
+    assert root_cause(f"{load}\n{file}\n{signal}").number == 3
+
+
+def test_a_note_is_never_the_cause() -> None:
+    note = "WARNING 01-01 00:00:00 [c.py:1] Casting torch.bfloat16 to torch.float16."
+    load = "ValueError: There is no module or parameter named 'x'"
+    assert root_cause(note) is None
+    assert root_cause(f"{note}\n{load}").klass == "load"
+
+
+def test_garbage_and_very_long_lines_are_harmless() -> None:
+    garbage = bytes(range(256)).decode("latin-1") * 40
+    long = "x" * 5_000_000 + " RuntimeError: Cannot find any model weights with"
+    colours = "\x1b[31mERROR\x1b[0m 01-01 00:00:00 [a.py:1] RuntimeError: Cannot find any model weights with `x`\r"
+    found = classify(f"{garbage}\n{long}\n{colours}\n\x00\x00")
+    assert [line.klass for line in found] == ["load"]
+    assert not re.search("[\x00-\x1f]", found[0].text)
+    assert found[0].text.startswith("RuntimeError")
+    assert len(classify("Cannot find any model weights with " + "y" * 100_000)[0].text) <= LINE_CHARACTERS_MAX
+
+
+def test_line_numbers_count_line_feeds_only() -> None:
+    assert classify("a\x0cb\x85c\u2028d\nKilled")[0].number == 2
+
+
+def test_every_row_says_what_to_do_unless_it_is_only_progress() -> None:
+    rows = (*SIGNATURES, *WEAK_SIGNATURES)
+    assert {row.weight for row in rows} == {ERROR, NOTE, ECHO}
+    assert not [row.pattern.pattern for row in rows if row.weight != NOTE and not row.remedy]
+    assert not [f for row in rows for f in row.fault_ids if not re.fullmatch(r"[DCLMKUPN]\d\d", f)]
+
+
+def test_no_row_can_be_reached_only_by_nobody() -> None:
+    """A row whose own plain pattern is caught by an earlier row would never be used."""
+    plain = re.compile(r"[\w .'-]+")
+    for index, row in enumerate(SIGNATURES):
+        words = row.pattern.pattern.split("|")[0]
+        if plain.fullmatch(words):
+            first = next(other for other in SIGNATURES if other.pattern.search(words))
+            assert first is SIGNATURES[index], words
