@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from harness.clock import Deadline
+
 BODY_BYTES_MAX = 8 * 1024**2
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
@@ -84,19 +86,30 @@ def scrape(endpoint: str, *, api_key: str | None = None, limit_s: float = 2.0) -
     connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = connection_type(parts.hostname or "", parts.port, timeout=limit_s)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    deadline = Deadline.after(limit_s)
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}/metrics", headers=headers)
         response = connection.getresponse()
-        body = response.read(BODY_BYTES_MAX + 1)
+        body = _read(response, deadline)
     except http.client.HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
     finally:
         connection.close()
     if response.status != 200:
         raise ValueError(f"/metrics answered HTTP {response.status}, expected 200")
-    if len(body) > BODY_BYTES_MAX:
-        raise ValueError(f"/metrics is longer than {BODY_BYTES_MAX:,} bytes")
     return pick(body.decode("utf-8", "replace"))
+
+
+def _read(response: http.client.HTTPResponse, deadline: Deadline) -> bytes:
+    """Read a body; the socket's own limit is per packet, so a server that drips would never run into it."""
+    body = b""
+    while chunk := response.read1(65_536):
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise ValueError(f"/metrics is longer than {BODY_BYTES_MAX:,} bytes")
+        if deadline.is_expired():
+            raise TimeoutError(f"/metrics was not read within {deadline.limit_s:g} s ({len(body):,} bytes came)")
+    return body
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 from harness.clock import Deadline, now_ns, seconds_between
@@ -38,6 +39,20 @@ class _Target:
     incarnation: str
     api_key: str | None
     gone: threading.Event
+    writing: threading.Lock  # held while an event is written, so that `unwatch` can promise silence
+
+    def record(self, recorder: Recorder, source: str, kind: EventKind, **data: Any) -> bool:
+        """Write an event about this engine, unless it is no longer watched."""
+        with self.writing:
+            if self.gone.is_set():
+                return False
+            recorder.event(source, kind, incarnation=self.incarnation, **data)
+            return True
+
+    def leave(self) -> None:
+        """Write nothing more."""
+        with self.writing:
+            self.gone.set()
 
 
 class Observers:
@@ -78,7 +93,13 @@ class Observers:
         with self._lock:
             if incarnation in self._targets or self._stopping.is_set():
                 return
-            target = _Target(endpoint=endpoint, incarnation=incarnation, api_key=api_key, gone=threading.Event())
+            target = _Target(
+                endpoint=endpoint,
+                incarnation=incarnation,
+                api_key=api_key,
+                gone=threading.Event(),
+                writing=threading.Lock(),
+            )
             self._targets[incarnation] = target
         health = _HealthWatch(self._recorder, target, self._limits)
         self._start(f"health of {incarnation}", health.look, self._limits.health_every_s, target.gone)
@@ -91,7 +112,7 @@ class Observers:
         with self._lock:
             target = self._targets.pop(incarnation, None)
         if target is not None:
-            target.gone.set()
+            target.leave()
 
     def stop(self) -> None:
         """Stop all observers and wait for them, at most `limits.stop_limit_s` in all. Idempotent."""
@@ -99,7 +120,7 @@ class Observers:
         with self._lock:
             targets, self._targets = list(self._targets.values()), {}
         for target in targets:
-            target.gone.set()
+            target.leave()
         deadline = Deadline.after(self._limits.stop_limit_s)
         for thread in self._threads:
             thread.join(timeout=deadline.remaining_s())
@@ -143,8 +164,7 @@ class Observers:
             )
         except (OSError, ValueError):
             return  # an engine that does not answer is what the health observer tells
-        if not target.gone.is_set():
-            self._recorder.event("metrics", EventKind.METRICS, incarnation=target.incarnation, values=values)
+        target.record(self._recorder, "metrics", EventKind.METRICS, values=values)
 
 
 class _HealthWatch:
@@ -161,12 +181,11 @@ class _HealthWatch:
         asked_ns = now_ns()
         status = health_status(self._target.endpoint, limit_s=self._limits.health_limit_s)
         is_due = seconds_between(self._written_ns, now_ns()) >= self._limits.health_repeat_s
-        if self._target.gone.is_set() or (status == self._status and not is_due):
+        if status == self._status and not is_due:
             return
-        self._status, self._written_ns = status, now_ns()
         took_ms = round(seconds_between(asked_ns, now_ns()) * 1000, 2)
-        incarnation = self._target.incarnation
-        self._recorder.event("health", EventKind.HEALTH, incarnation=incarnation, status=status, took_ms=took_ms)
+        if self._target.record(self._recorder, "health", EventKind.HEALTH, status=status, took_ms=took_ms):
+            self._status, self._written_ns = status, now_ns()
 
 
 def health_status(endpoint: str, *, limit_s: float) -> int:
