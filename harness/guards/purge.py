@@ -7,6 +7,7 @@ links, and a directory that holds anything else is refused, so that a wrong path
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -140,8 +141,11 @@ def _model(inner: int) -> str:
 
 
 def _remove(directory: int, name: str) -> None:
-    """Remove one entry's files, then the entry; whatever was renamed or written to meanwhile is left for the next round."""
-    with contextlib.suppress(OSError):
+    """Remove one entry's files, then the entry; what is renamed or written to meanwhile is left for the next round.
+
+    Raises: UsageError when this user may not remove it.
+    """
+    try:
         inner = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
         try:
             for file in ENTRY_FILES:
@@ -150,3 +154,8 @@ def _remove(directory: int, name: str) -> None:
         finally:
             os.close(inner)
         os.rmdir(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise UsageError(f'the cache entry "{name}" cannot be removed: {error.strerror}') from error
