@@ -31,7 +31,6 @@ from locust import User, task  # noqa: E402
 from locust.env import Environment  # noqa: E402
 from locust.exception import StopUser  # noqa: E402
 from locust.html import get_html_report  # noqa: E402
-from locust.runners import LocalRunner  # noqa: E402
 from locust.stats import stats_history  # noqa: E402
 
 from harness.clock import NS_PER_S, now_ns  # noqa: E402
@@ -59,6 +58,7 @@ class Loader:
         self._records = (directory / "requests.jsonl").open("a", encoding="utf-8")
         self._target: tuple[str, str] | None = None
         self._in_flight = Group()
+        self._begun = Event()
         self._stopping = Event()
         self._start_ns = 0
         self._stop_ns: int | None = None
@@ -69,12 +69,11 @@ class Loader:
         self._cpu_s = 0.0
 
     def begin(self, start_ns: int) -> None:
-        """Set the common start; the dispatcher is the locust user."""
+        """Set the time that arrivals count from."""
         self._start_ns = start_ns
         self._cpu_s = time.process_time()
-        gc.collect()
-        gc.freeze()  # a collection that walks locust's modules takes longer than a token gap
         gevent.spawn(self._beat)
+        self._begun.set()
 
     def admit(self, endpoint: str, incarnation: str) -> None:
         """Send arrivals from now on to this endpoint."""
@@ -94,6 +93,7 @@ class Loader:
 
     def follow_plan(self) -> None:
         """Dispatch every arrival at its time, then wait for the last to end."""
+        self._begun.wait()
         for arrival in self.plan.arrivals:
             planned_ns = arrival.planned_ns(self._start_ns)
             while self._stop_ns is None and planned_ns > (seen_ns := now_ns()):
@@ -216,9 +216,8 @@ class PlannedArrivals(User):
 class Commands:
     """Obeys the parent."""
 
-    def __init__(self, loader: Loader, runner: LocalRunner, answers_fd: int) -> None:
+    def __init__(self, loader: Loader, answers_fd: int) -> None:
         self._loader = loader
-        self._runner = runner
         self._answers_fd = answers_fd
 
     def say(self, **message: Any) -> None:
@@ -237,7 +236,6 @@ class Commands:
         match command["do"]:
             case "start":
                 self._loader.begin(command["start_ns"])
-                self._runner.start(1, spawn_rate=1)
             case "admit":
                 self._loader.admit(command["endpoint"], command["incarnation"])
             case "withdraw":
@@ -269,9 +267,12 @@ def main() -> None:
     )
     PlannedArrivals.loader = loader
     gevent.spawn(stats_history, runner)
-    commands = Commands(loader, runner, answers_fd)
+    commands = Commands(loader, answers_fd)
     listener = gevent.spawn(commands.obey)
     listener.link_exception(_die)
+    runner.start(1, spawn_rate=1)
+    gc.collect()
+    gc.freeze()  # a collection that walks locust's modules takes longer than a token gap
     commands.say(ready=True)
     loader.finished.wait()
     report = loader.report()

@@ -28,6 +28,7 @@ def completion_body(model: str, prompt: Sequence[int], max_tokens: int) -> dict[
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,  # vLLM; without it a token that prints as nothing yet cannot be seen
     }
 
 
@@ -93,7 +94,7 @@ class EventDecoder:
 class Completion:
     """What a streamed answer has said so far.
 
-    A token event is one with text (or token ids); role, usage and ping events are not. Several tokens may share
+    A token event is one with token ids or text; role, usage and ping events are not. Several tokens may share
     an event, so the number of tokens is the server's usage where it is given.
     """
 
@@ -103,7 +104,6 @@ class Completion:
         self.is_done = False
         self._decoder = EventDecoder()
         self._digest = hashlib.sha256()
-        self._has_text = False
         self._first_choice_ns: int | None = None
         self._finish_reason: str | None = None
         self._usage_tokens: int | None = None
@@ -120,8 +120,8 @@ class Completion:
 
     @property
     def output_sha256(self) -> str:
-        """Return the digest of the text, or nothing when there was none."""
-        return self._digest.hexdigest() if self._has_text else ""
+        """Return the digest of the token ids, or of the text where the server gives none; nothing without either."""
+        return self._digest.hexdigest() if self.token_ns else ""
 
     def feed(self, chunk: bytes, at_ns: int) -> bool:
         """Take bytes that arrived at `at_ns` and say whether a token was among them.
@@ -159,13 +159,12 @@ class Completion:
             if usage is not None:
                 self._usage_tokens = int(usage["completion_tokens"])
             for choice in message["choices"]:
-                text = choice.get("text") or ""
                 if self._first_choice_ns is None:
                     self._first_choice_ns = at_ns
-                if text or choice.get("token_ids"):
+                content = "".join(f"{int(token)} " for token in choice.get("token_ids") or ()) or choice.get("text")
+                if content:
                     self.token_ns.append(at_ns)
-                    self._digest.update(text.encode("utf-8", "surrogatepass"))
-                    self._has_text = self._has_text or bool(text)
+                    self._digest.update(content.encode("utf-8", "surrogatepass"))
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             because = f"not a completion event ({type(error).__name__}: {error}): {data}"

@@ -1,7 +1,8 @@
 """A completions server on raw sockets that can end a request in every way a real one can, and knows when it sent what.
 
 Every token's text is its own send time, so a client's stamps can be compared with the truth.
-Run it on its own with `python stub.py --pace-s 0.02`: it prints its endpoint and serves until its input ends.
+Run it on its own with `python stub.py --pace-s 0.02`: it prints its endpoint, serves until its input ends, and then
+prints one line per request: its prompt and when each token was sent.
 """
 
 from __future__ import annotations
@@ -283,3 +284,5 @@ if __name__ == "__main__":
     with Stub(pace_s=parser.parse_args().pace_s) as own:
         print(own.endpoint, flush=True)
         sys.stdin.read()
+        for one in own.served:
+            print(json.dumps({"prompt": one.body["prompt"], "sent_ns": one.sent_ns}))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gevent
 import pytest
 from stub import Served, Stub, logprob
 
@@ -19,7 +20,7 @@ from harness.load.sse import completion_body, endpoint_address
 from harness.observe.history import RequestResult
 
 KEY = "key-that-must-not-leak"
-REPEATS = 3
+REPEATS = 10
 LIMITS = RequestLimits(connect_s=0.3, first_token_s=0.3, gap_s=0.3, total_s=5.0)
 TOKENS = 8
 PROMPTS = ((5, 6, 7), (8, 9))
@@ -98,9 +99,15 @@ def ask_canary(endpoint: str, fault: str = "ok") -> Outcome:
     return send_canary(endpoint, request_body(fault, PROMPTS), prompts=PROMPTS, limits=LIMITS, api_key=KEY)
 
 
+def at_once(send: Callable[[str, str], Outcome], endpoint: str, fault: str) -> list[Outcome]:
+    greenlets = [gevent.spawn(send, endpoint, fault) for _ in range(REPEATS)]
+    gevent.joinall(greenlets, raise_error=True)
+    return [greenlet.value for greenlet in greenlets]
+
+
 @pytest.mark.parametrize(("fault", "expected"), ENDS.items())
 def test_every_fault_of_a_stream_has_its_class(stub: Stub, fault: str, expected: RequestResult) -> None:
-    outcomes = [complete(stub.endpoint, fault) for _ in range(REPEATS)]
+    outcomes = at_once(complete, stub.endpoint, fault)
 
     assert [outcome.result for outcome in outcomes] == [expected] * REPEATS, outcomes
     assert len(stub.served) == REPEATS, "a request was sent more than once"
@@ -112,7 +119,7 @@ def test_every_fault_of_a_stream_has_its_class(stub: Stub, fault: str, expected:
 
 @pytest.mark.parametrize(("fault", "expected"), CANARY_ENDS.items())
 def test_every_fault_of_a_canary_has_its_class(stub: Stub, fault: str, expected: RequestResult) -> None:
-    outcomes = [ask_canary(stub.endpoint, fault) for _ in range(REPEATS)]
+    outcomes = at_once(ask_canary, stub.endpoint, fault)
 
     assert [outcome.result for outcome in outcomes] == [expected] * REPEATS, outcomes
     for outcome in outcomes:
@@ -180,7 +187,7 @@ def test_a_closed_port_is_refused() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, but nobody listens
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        outcomes = [complete(endpoint) for _ in range(REPEATS)]
+        outcomes = at_once(complete, endpoint, "ok")
 
     assert {outcome.result for outcome in outcomes} == {RequestResult.REFUSED}
     assert {outcome.sent_ns for outcome in outcomes} == {None}

@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.load.sse import Completion, EventDecoder, StreamFault
@@ -53,6 +53,7 @@ def run(chunks: list[bytes], max_tokens: int = 2) -> tuple[RequestResult, str, i
     return result, because, len(completion.token_ns), completion.output_tokens, completion.output_sha256
 
 
+@settings(deadline=None)
 @given(parts=st.lists(PARTS, max_size=8), cuts=st.lists(st.integers(0, 400), max_size=12))
 def test_any_rechunking_gives_the_same_result(parts: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(parts)
@@ -62,6 +63,7 @@ def test_any_rechunking_gives_the_same_result(parts: list[bytes], cuts: list[int
     assert run(chunks) == run([stream]) == run([bytes([byte]) for byte in stream])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_make_it_fall_over(stream: bytes) -> None:
     result, *_ = run([stream])
@@ -103,6 +105,22 @@ def test_the_first_token_is_the_first_with_text() -> None:
 
     assert completion.first_token_ns == 3
     assert completion.token_ns == [3]
+
+
+def with_ids(*batches: list[int]) -> Completion:
+    completion = Completion(sum(map(len, batches)))
+    for at_ns, batch in enumerate(batches, start=1):
+        message = {"choices": [{"index": 0, "text": "", "token_ids": batch}]}
+        completion.feed(b"data: " + json.dumps(message).encode() + b"\n\n", at_ns)
+    return completion
+
+
+def test_token_ids_count_where_the_text_is_held_back() -> None:
+    one_by_one, together = with_ids([7], [], [8], [9]), with_ids([7, 8], [9])
+
+    assert one_by_one.token_ns == [1, 3, 4]
+    assert one_by_one.output_sha256 == together.output_sha256 != with_ids([7], [8], [10]).output_sha256
+    assert one_by_one.output_sha256 != ""
 
 
 def test_tokens_that_print_as_nothing_still_began() -> None:
