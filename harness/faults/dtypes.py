@@ -23,6 +23,7 @@ from harness.faults.target import Target
 from harness.faults.tensors import replace_tensor
 from harness.faults.values import FLOAT_DTYPES, FP16_LARGEST, from_float32, largest_magnitude, to_float32
 
+BF16_LARGEST = 3.3895313892515355e38
 CAST_DTYPES = ("F16", "F32", "I8", "BF16")
 
 
@@ -65,7 +66,7 @@ class FlipDtypeInHeader:
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
-            proved=bool(flipped) and after == wanted,
+            proved=after == wanted,
             because=f'{len(flipped)} of {len(before)} tensors are labelled "{self.dtype}" over the bytes they had'
             + ("" if after == wanted else "; expected others"),
             before={"dtypes": _dtypes(before), "digest": digest_of(before)},
@@ -164,9 +165,13 @@ class BeyondFp16Range:
                 raise FaultNotApplicable(f'"{tensor.name}" is {tensor.dtype}: only BF16 and F32 reach beyond fp16')
         values = to_float32(own.read(scaled))
         peak = largest_magnitude(values)
-        if peak == 0:
-            raise FaultNotApplicable(f'"{scaled.name}" holds only zeros: no scale takes it beyond fp16')
+        if peak == 0 or not np.isfinite(values).all():
+            raise FaultNotApplicable(
+                f'"{scaled.name}" holds only zeros, or values that are not finite: it cannot be scaled'
+            )
         scale = self.scale or 2.0 ** max(1, math.ceil(math.log2(4 * FP16_LARGEST / peak)))
+        if peak * scale > BF16_LARGEST:
+            raise FaultNotApplicable(f'"{scaled.name}" times {scale:g} is beyond bf16 as well: its largest is {peak:g}')
         proof = replace_tensor(self, own, scaled.name, from_float32(values * np.float32(scale), scaled.dtype))
         is_compensated = True
         if divided is not None:
@@ -178,7 +183,7 @@ class BeyondFp16Range:
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
-            proved=proof.proved and is_compensated and beyond > 0 and bool(np.isfinite(now).all()),
+            proved=proof.proved and is_compensated and beyond > 0,
             because=f'{beyond} of {now.size} values of "{scaled.name}" are beyond {FP16_LARGEST:g}; the largest was '
             f"{peak:.3g}, is {new_peak:.3g}"
             + ("" if divided is None else f'; "{divided.name}" is divided by {scale:g}'),

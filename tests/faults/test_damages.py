@@ -12,9 +12,12 @@ import pytest
 from damage_cases import DAMAGES, SILENT_FOR_THE_LIBRARY, Pair, contents, tree
 from safetensors import SafetensorError, safe_open
 
+from harness.checkpoint.copy import RawTensor
 from harness.errors import FaultNotApplicable
 from harness.faults import FAULTS, Damage
 from harness.faults.target import Target
+
+BY_REMOVAL_OR_CONFIG = {"drop", "drop_fused_part", "missing_shard", "config_intermediate", "config_rope"}
 
 every_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 
@@ -44,6 +47,45 @@ def test_is_not_proved_when_its_writes_are_lost(
 
     assert contents(target) == before
     assert not injected.proved, injected.because
+
+
+@pytest.mark.parametrize("name", sorted(set(DAMAGES) - BY_REMOVAL_OR_CONFIG))
+def test_is_not_proved_when_something_else_was_written(
+    name: str, pair: Pair, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_tensors, bring, write, truncate, zero_from = (
+        Target.replace_tensors,
+        Target.bring,
+        Target.write,
+        Target.truncate,
+        Target.zero_from,
+    )
+
+    def replace_others(own: Target, shard: str, changes: dict[str, RawTensor]) -> None:
+        others = {
+            tensor: RawTensor(raw.dtype, raw.shape, raw.data[:-1] + bytes([raw.data[-1] ^ 1]))
+            for tensor, raw in changes.items()
+        }
+        replace_tensors(own, shard, others)
+
+    def bring_another(own: Target, source: Path, file: str) -> None:
+        bring(own, source, file)
+        content = (own.path / file).read_bytes()
+        is_json = file.endswith(".json")
+        (own.path / file).write_bytes(
+            content.replace(b"silu", b"gelu") if is_json else content[:-1] + bytes([content[-1] ^ 1])
+        )
+
+    def write_another(own: Target, file: str, data: bytes) -> None:
+        write(own, file, data if file.endswith(".json") else data + b"\n")
+
+    monkeypatch.setattr(Target, "replace_tensors", replace_others)
+    monkeypatch.setattr(Target, "bring", bring_another)
+    monkeypatch.setattr(Target, "write", write_another)
+    monkeypatch.setattr(Target, "truncate", lambda own, file, size: truncate(own, file, size - 1))
+    monkeypatch.setattr(Target, "zero_from", lambda own, file, begin: zero_from(own, file, begin + 100))
+
+    assert not DAMAGES[name].damage(target, old=pair.old, random=Random(1)).proved
 
 
 @every_damage

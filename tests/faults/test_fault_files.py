@@ -17,6 +17,7 @@ from harness.checkpoint.digest import weights_id
 from harness.checkpoint.manifest import find_defects, read_shard
 from harness.errors import FaultNotApplicable
 from harness.faults import Damage, Injected
+from harness.faults.target import Target
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -177,6 +178,17 @@ def test_config_keys_are_changed_at_any_depth_and_nothing_else(pair: Pair, targe
     assert injected.proved
     assert injected.before == {"rope_scaling.factor": 2.0, "num_hidden_layers": 2}
     assert after == {**before, "num_hidden_layers": 3, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+
+
+def test_config_changes_of_which_one_was_lost_are_not_proved(
+    pair: Pair, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Target.write
+    monkeypatch.setattr(Target, "write", lambda own, name, data: write(own, name, data.replace(b": 3,", b": 2,")))
+
+    damage = faults.mismatched_config(changes={"intermediate_size": 48, "num_hidden_layers": 3})
+
+    assert not inject(damage, target, pair).proved
 
 
 @pytest.mark.parametrize(

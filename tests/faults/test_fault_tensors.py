@@ -14,7 +14,8 @@ from harness import faults
 from harness.checkpoint.copy import RawTensor, load_shard
 from harness.engine.reference.check import forward_logprobs
 from harness.errors import FaultNotApplicable, ScenarioInvalid
-from harness.faults import Damage, tensors
+from harness.faults import Damage
+from harness.faults.target import Target
 from harness.faults.values import from_float32, to_float32, words
 from harness.guards.canary import largest_difference
 
@@ -96,7 +97,7 @@ def test_transposing_a_symmetric_matrix_is_not_proved(pair: Pair, target: Path) 
     shard = next(file for file in target.glob("*.safetensors") if SQUARE in load_shard(file))
     tensor = load_shard(shard)[SQUARE]
     symmetric = RawTensor(tensor.dtype, tensor.shape, b"\x80\x3f" * (32 * 32))
-    tensors.Target(target).replace_tensors(shard.name, {SQUARE: symmetric})
+    Target(target).replace_tensors(shard.name, {SQUARE: symmetric})
 
     assert not inject(faults.transpose_tensor(SQUARE), target, pair).proved
 
@@ -217,6 +218,34 @@ def test_compensated_scaling_leaves_the_answers_and_scaling_alone_does_not(pair:
 
         assert forward_logprobs(compensated, prompts) == right
         assert largest_difference(forward_logprobs(scaled, prompts), right) > 0.1
+
+
+def test_compensation_that_is_lost_is_not_proved(pair: Pair, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Target.replace_tensors
+
+    def lose(own: Target, shard: str, changes: dict[str, RawTensor | None]) -> None:
+        if DOWN not in changes:
+            replace(own, shard, changes)
+
+    monkeypatch.setattr(Target, "replace_tensors", lose)
+
+    assert inject(faults.beyond_fp16_range(UP), target, pair).proved
+    with pair.copy() as other:
+        assert not inject(faults.beyond_fp16_range(UP, inverse=DOWN), other, pair).proved
+
+
+@pytest.mark.parametrize("word", [b"\0\0", b"\x80\x7f"])
+def test_zeros_and_infinities_cannot_be_scaled(word: bytes, pair: Pair, target: Path) -> None:
+    found = Target(target).find(UP)
+    Target(target).replace_tensors(found.shard, {UP: RawTensor("BF16", found.shape, word * (64 * 32))})
+
+    with pytest.raises(FaultNotApplicable, match="cannot be scaled"):
+        inject(faults.beyond_fp16_range(UP), target, pair)
+
+
+def test_a_scale_beyond_bf16_is_refused(pair: Pair, target: Path) -> None:
+    with pytest.raises(FaultNotApplicable, match="beyond bf16 as well"):
+        inject(faults.beyond_fp16_range(UP, scale=2.0**200), target, pair)
 
 
 def test_a_scale_that_is_too_small_is_not_proved(pair: Pair, target: Path) -> None:
