@@ -1,14 +1,14 @@
-"""Compare the tensors of a checkpoint with what its config promises: names, layers, shapes, tie, dtypes."""
+"""Compare the tensors of a checkpoint with what its config promises: names, layers, shapes, tie."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.survey import Checkpoint
+from harness.guards.dtypes import PAIR, dtype_findings, quantisation_findings
 from harness.guards.expected import (
     FAMILIES,
     FUSED,
@@ -23,31 +23,23 @@ from harness.guards.expected import (
 from harness.guards.finding import PreflightFinding, Severity, shortened
 
 SHOWN_NAMES = 5
-PAIR = "publish config.json and weights of one release together"
 RESTORE = "restore the tensor from the release it belongs to"
-QUANTISED_SUFFIXES = ("_scale", "_scale_inv", "qweight", "qzeros", "weight_packed", ".SCB")
-CONFIG_DTYPES = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "half": "F16",
-    "float32": "F32",
-    "float": "F32",
-    "float64": "F64",
-}
-FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
-def layout_findings(checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
-    """Yield what is wrong between config and headers; tensors of shards that cannot be read count as absent."""
+def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterator[PreflightFinding]:
+    """Yield what is wrong between config and headers.
+
+    With `is_whole` false, some shards are absent or cannot be read: then absent tensors are not listed one by one.
+    """
     config = checkpoint.config
     if not config or not checkpoint.tensors:
         return
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
-    yield from _quantisation(config, tensors)
+    yield from quantisation_findings(config, tensors)
     if isinstance(config.get("quantization_config"), dict):
         yield _not_checked("a quantised checkpoint")
         return
-    yield from _dtypes(config, tensors)
+    yield from dtype_findings(config, tensors)
     try:
         expected = expected_tensors(config)
     except ConfigUnusable as error:
@@ -63,8 +55,9 @@ def layout_findings(checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
     if expected is None:
         yield _not_checked(f'architecture "{shortened(architecture(config))}"')
         return
-    yield from _layers(expected, tensors)
-    yield from _absent(expected, tensors)
+    yield from _layers(expected, tensors, is_whole=is_whole)
+    if is_whole:
+        yield from _shortened(list(_absent(expected, tensors)))
     yield from _unexpected(expected, tensors)
     yield from _shapes(expected, tensors)
 
@@ -80,34 +73,30 @@ def _not_checked(what: str) -> PreflightFinding:
     )
 
 
-def _quantisation(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
-    named = [name for name in tensors if name.endswith(QUANTISED_SUFFIXES)]
-    declared = isinstance(config.get("quantization_config"), dict)
-    if named and not declared:
-        yield PreflightFinding(
-            id="C08",
-            severity=Severity.REFUSES,
-            seen=f"{len(named)} tensors of a quantised checkpoint ({_listed(named)}), no quantization_config",
-            expected="a quantization_config",
-            where='"config.json"',
-            remedy=PAIR,
-        )
-    elif declared and not named and all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values()):
-        yield PreflightFinding(
-            id="C08",
-            severity=Severity.RISK,
-            seen="a quantization_config, but plain weights only",
-            expected="quantised tensors or scales",
-            where='"config.json"',
-            remedy=f"{PAIR}; some methods quantise on loading, for those it is right",
-        )
+def _shortened(findings: list[PreflightFinding]) -> Iterator[PreflightFinding]:
+    """Yield a long list's first findings of each kind, and how many more there are."""
+    counts: Counter[tuple[str, Severity]] = Counter()
+    for finding in findings:
+        counts[finding.id, finding.severity] += 1
+        if counts[finding.id, finding.severity] <= SHOWN_NAMES:
+            yield finding
+    for (fault_id, severity), count in counts.items():
+        if count > SHOWN_NAMES:
+            yield PreflightFinding(
+                id=fault_id,
+                severity=severity,
+                seen=f"{count - SHOWN_NAMES} more tensors are absent",
+                expected="present",
+                where="weight files",
+                remedy=RESTORE,
+            )
 
 
-def _layers(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
+def _layers(expected: Expected, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Iterator[PreflightFinding]:
     numbers = _layer_numbers(tensors)
     absent = expected.layers - sum(1 for number in numbers if number < expected.layers)
     surplus = [number for number in numbers if number >= expected.layers]
-    if absent:
+    if absent and is_whole:
         yield PreflightFinding(
             id="C01",
             severity=Severity.REFUSES,
@@ -245,42 +234,5 @@ def _shapes(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[Prefl
             )
 
 
-def _dtypes(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
-    counts = Counter(tensor.dtype for tensor in tensors.values())
-    main = max((dtype for dtype in counts if dtype in FLOAT_DTYPES), key=lambda dtype: counts[dtype], default=None)
-    for dtype, count in sorted(counts.items()):
-        if dtype == main:
-            continue
-        names = [tensor.name for tensor in tensors.values() if tensor.dtype == dtype]
-        is_float = dtype in FLOAT_DTYPES
-        # norms kept in float32 next to bf16 matrices are common and meant so
-        harmless = is_float and dtype == "F32" and all("norm" in name for name in names)
-        yield PreflightFinding(
-            id="D16",
-            severity=Severity.RISK if harmless else Severity.SILENT,
-            seen=f"{count} of {len(tensors)} tensors are {dtype} ({_listed(names)})",
-            expected=f"{main}, as the others" if main else "a float dtype",
-            where="weight files",
-            remedy="write the tensors again in one dtype" if is_float else "integer values need a quantization_config",
-        )
-    declared = config.get("torch_dtype", config.get("dtype"))
-    if isinstance(declared, str) and main is not None:
-        wanted = CONFIG_DTYPES.get(declared.removeprefix("torch."))
-        if wanted is not None and wanted != main:
-            yield PreflightFinding(
-                id="D16",
-                severity=Severity.SILENT,
-                seen=f"weights are {main}",
-                expected=f'{wanted}, as config.json says ("{declared}")',
-                where='"config.json"',
-                remedy=PAIR,
-            )
-
-
 def _layer_numbers(tensors: Mapping[str, Tensor]) -> set[int]:
     return {int(match[1]) for name in tensors if (match := LAYER.match(name)) is not None}
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f'"{shortened(name)}"' for name in names[:2])
-    return shown if len(names) <= 2 else f"{shown}, ..."

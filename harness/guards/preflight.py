@@ -19,6 +19,7 @@ from harness.guards.values import value_findings
 
 __all__ = ["PreflightFinding", "Severity", "check", "main"]
 
+UNREAD = ("D01", "D02", "D03", "D16", "D20")  # structural findings after which tensors of a shard are not known
 ORDER = {Severity.REFUSES: 0, Severity.SILENT: 1, Severity.RISK: 2}
 
 
@@ -43,10 +44,11 @@ def _findings(
     path: Path, dtype: str, arguments: Sequence[str], against: Path | None, read_tensors: bool
 ) -> Iterator[PreflightFinding]:
     checkpoint, defects = survey(path)
-    for defect in defects:
-        yield finding_of(defect)
+    structural = [finding_of(defect) for defect in defects]
+    yield from structural
     if path.is_dir():
-        yield from layout_findings(checkpoint)
+        is_whole = not any(finding.id in UNREAD for finding in structural)
+        yield from layout_findings(checkpoint, is_whole=is_whole)
         yield from side_file_findings(checkpoint)
     yield from argument_findings(checkpoint, dtype=dtype, arguments=arguments)
     if read_tensors:

@@ -60,10 +60,17 @@ def value_findings(checkpoint: Checkpoint, *, to_fp16: bool) -> Iterator[Preflig
 def _shard_findings(path: Path, shard: Shard, *, to_fp16: bool) -> Iterator[PreflightFinding]:
     descriptor = open_regular(path)
     try:
+        zero_bytes = _zero_tail_bytes(descriptor, shard)
+        if zero_bytes < SUSPICIOUS_TAIL_BYTES:
+            zero_bytes = 0
+        tail_byte = shard.size_bytes - shard.data_start_byte - zero_bytes
         for tensor in shard.tensors:
+            if tensor.begin_byte >= tail_byte and zero_bytes:
+                break  # the finding about the tail says it
             seen = _scan(descriptor, shard, tensor)
             yield from _tensor_findings(tensor, seen, to_fp16=to_fp16)
-        yield from _tail_findings(descriptor, shard)
+        if zero_bytes:
+            yield _tail_finding(shard, zero_bytes)
     finally:
         os.close(descriptor)
 
@@ -139,18 +146,16 @@ def _tensor_findings(tensor: Tensor, seen: _Seen, *, to_fp16: bool) -> Iterator[
         )
 
 
-def _tail_findings(descriptor: int, shard: Shard) -> Iterator[PreflightFinding]:
-    """Find a preallocated file whose end was never written; unused rows of an embedding may be zero and are a risk."""
-    zero_bytes = _zero_tail_bytes(descriptor, shard)
-    if zero_bytes < SUSPICIOUS_TAIL_BYTES:
-        return
+def _tail_finding(shard: Shard, zero_bytes: int) -> PreflightFinding:
+    """Return the finding of a file whose end was never written; unused rows of an embedding may be zero: a risk."""
     begin = shard.size_bytes - zero_bytes - shard.data_start_byte
     touched = [tensor for tensor in shard.tensors if tensor.end_byte > begin and tensor.size_bytes]
     last = touched[0]
-    padding = len(touched) == 1 and (len(last.shape) < 2 or "embed" in last.name or "lm_head" in last.name)
-    yield PreflightFinding(
+    is_vector, is_rows = len(last.shape) < 2, "embed" in last.name or "lm_head" in last.name
+    harmless = len(touched) == 1 and (is_vector or (is_rows and last.begin_byte < begin))
+    return PreflightFinding(
         id="D15",
-        severity=Severity.RISK if padding else Severity.SILENT,
+        severity=Severity.RISK if harmless else Severity.SILENT,
         seen=f"the last {zero_bytes:,} bytes are zero, in {len(touched)} tensors",
         expected="values to the end of the file",
         where=f'"{shard.name}", byte {shard.size_bytes - zero_bytes:,}',

@@ -1,0 +1,84 @@
+"""Compare the dtypes of tensors with each other, with the config and with what a quantisation method needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.checkpoint.header import Tensor
+from harness.guards.finding import PreflightFinding, Severity, shortened
+
+PAIR = "publish config.json and weights of one release together"
+QUANTISED_SUFFIXES = ("_scale", "_scale_inv", "qweight", "qzeros", "weight_packed", ".SCB")
+CONFIG_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "half": "F16",
+    "float32": "F32",
+    "float": "F32",
+    "float64": "F64",
+}
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+
+
+def quantisation_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
+    """Yield where config and tensors disagree about whether the checkpoint is quantised."""
+    named = [name for name in tensors if name.endswith(QUANTISED_SUFFIXES)]
+    declared = isinstance(config.get("quantization_config"), dict)
+    if named and not declared:
+        yield PreflightFinding(
+            id="C08",
+            severity=Severity.REFUSES,
+            seen=f"{len(named)} tensors of a quantised checkpoint ({_listed(named)}), no quantization_config",
+            expected="a quantization_config",
+            where='"config.json"',
+            remedy=PAIR,
+        )
+    elif declared and not named and all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values()):
+        yield PreflightFinding(
+            id="C08",
+            severity=Severity.RISK,
+            seen="a quantization_config, but plain weights only",
+            expected="quantised tensors or scales",
+            where='"config.json"',
+            remedy=f"{PAIR}; some methods quantise on loading, for those it is right",
+        )
+
+
+def dtype_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
+    """Yield dtypes that differ from the others', and from the one that the config declares."""
+    counts = Counter(tensor.dtype for tensor in tensors.values())
+    main = max((dtype for dtype in counts if dtype in FLOAT_DTYPES), key=lambda dtype: counts[dtype], default=None)
+    for dtype, count in sorted(counts.items()):
+        if dtype == main:
+            continue
+        names = [tensor.name for tensor in tensors.values() if tensor.dtype == dtype]
+        is_float = dtype in FLOAT_DTYPES
+        # norms kept in float32 next to bf16 matrices are common and meant so
+        harmless = is_float and dtype == "F32" and all("norm" in name for name in names)
+        yield PreflightFinding(
+            id="D16",
+            severity=Severity.RISK if harmless else Severity.SILENT,
+            seen=f"{count} of {len(tensors)} tensors are {dtype} ({_listed(names)})",
+            expected=f"{main}, as the others" if main else "a float dtype",
+            where="weight files",
+            remedy="write the tensors again in one dtype" if is_float else "integer values need a quantization_config",
+        )
+    declared = config.get("torch_dtype", config.get("dtype"))
+    if isinstance(declared, str) and main is not None:
+        wanted = CONFIG_DTYPES.get(declared.removeprefix("torch."))
+        if wanted is not None and wanted != main:
+            yield PreflightFinding(
+                id="D16",
+                severity=Severity.SILENT,
+                seen=f"weights are {main}",
+                expected=f'{wanted}, as config.json says ("{declared}")',
+                where='"config.json"',
+                remedy=PAIR,
+            )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f'"{shortened(name)}"' for name in names[:2])
+    return shown if len(names) <= 2 else f"{shown}, ..."
