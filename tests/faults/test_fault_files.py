@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from damage_cases import Pair
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
@@ -35,6 +35,7 @@ def library_opens(path: Path) -> bool:
         return False
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_truncation_at_any_byte_is_proved_and_refused_by_the_library(data: st.DataObject, pair: Pair) -> None:
     size = (pair.new / FIRST).stat().st_size
@@ -53,6 +54,7 @@ def test_truncation_of_more_than_the_file_is_refused(pair: Pair, target: Path) -
         inject(faults.truncate_shard(FIRST, cut_bytes=10**9), target, pair)
 
 
+@settings(deadline=None)
 @given(keep_ratio=st.floats(0, 1, exclude_max=True))
 def test_a_zero_tail_is_silent_or_not_applicable(keep_ratio: float, pair: Pair) -> None:
     size = (pair.new / FIRST).stat().st_size
@@ -164,6 +166,14 @@ def test_a_stale_index_makes_the_old_weights_win(
     assert weights_id(target) == weights_id(pair.old)
     assert len(list(target.glob("*.safetensors"))) == old_shards + new_shards
     assert len(injected.after["new_weight_files"]) == new_shards
+
+
+def test_a_stale_index_is_not_proved_when_the_old_shards_replaced_the_new(
+    pair: Pair, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "rename", lambda own, name, new_name: None)
+
+    assert not inject(faults.stale_index(), target, pair).proved
 
 
 def test_config_keys_are_changed_at_any_depth_and_nothing_else(pair: Pair, target: Path) -> None:

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from damage_cases import DOWN, SQUARE, UP, Pair
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import faults
@@ -69,6 +69,7 @@ def test_widened_tensor_holds_the_old_one_after_or_before_copies_of_its_columns(
     assert np.array_equal(after[:, :64], before) == (at == "end")  # what a loader that cuts the excess keeps
 
 
+@settings(deadline=None)
 @given(dim=st.integers(0, 1), by=st.integers(1, 70), wide=st.booleans())
 def test_widen_and_narrow_are_proved_or_refused_whatever_the_size(pair: Pair, dim: int, by: int, wide: bool) -> None:
     make = faults.widen_tensor if wide else faults.narrow_tensor

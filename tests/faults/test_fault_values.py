@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.checkpoint.copy import RawTensor
@@ -28,6 +28,7 @@ def test_every_16_bit_number_survives_fp32_and_back(dtype: str) -> None:
     assert np.array_equal(bits[is_number], np.frombuffer(tensor.data, "<u2").reshape(256, 256)[is_number])
 
 
+@settings(deadline=None)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_bf16_is_the_nearest_and_even_on_a_tie(value: float) -> None:
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -39,6 +40,7 @@ def test_bf16_is_the_nearest_and_even_on_a_tie(value: float) -> None:
     assert struct.unpack("<H", stored.data)[0] == low + is_up
 
 
+@settings(deadline=None)
 @given(st.floats(width=32, allow_nan=False, min_value=-65504.0, max_value=65504.0))
 def test_fp16_is_what_the_struct_module_makes(value: float) -> None:
     assert from_float32(np.array([value], np.float32), "F16").data == struct.pack("<e", value)
