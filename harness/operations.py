@@ -21,11 +21,11 @@ from harness.guards.canary import Answer, Comparison, GoldenPair, complete, prom
 from harness.observe.history import EventKind, Recorder
 from harness.observe.logs import classify
 from harness.observe.metrics import scrape
+from harness.observe.signatures import ERROR
 from harness.scenario import Guard, Mode, Scenario
 
 CANARY_LIMIT_S = 60.0
 DRAIN_LIMIT_S = 15.0
-UNDO_LIMIT_S = 30.0
 WARM_UP_TOKENS = 8
 LIVE = "live"
 
@@ -155,7 +155,7 @@ class Operations:
             EventKind.REMEDY_STARTED, what="publish the undamaged checkpoint, purge the cache, start the engine anew"
         )
         for acting in self._acting:
-            acting.finish(limit_s=UNDO_LIMIT_S)
+            acting.finish(limit_s=0)  # an operator who repairs a rollout does not wait for the copy that spoilt it
         self._release_failed()
         if self._publish_fault is None:
             publish.publish(ground.new, self.root, name=LIVE)
@@ -365,7 +365,7 @@ class Operations:
         except OSError:
             return
         for line in classify(text):
-            if line.klass != "progress":
+            if line.weight == ERROR:
                 self._event(
                     EventKind.LOG_LINE,
                     incarnation=engine.incarnation,

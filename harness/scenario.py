@@ -11,7 +11,7 @@ from typing import Any
 from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
-from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault
+from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
 from harness.judge.claims import Claim
 from harness.load.plan import LoadShape
 
@@ -88,7 +88,7 @@ def after_detection(*, limit_s: float) -> When:
     return When(after_detection_limit_s=limit_s)
 
 
-USUAL_TIMELINE = (at(5.0).publish("new"), then().start_rollout(), after_detection(limit_s=120.0).remedy())
+USUAL_TIMELINE = (at(2.5).publish("new"), then().start_rollout(), after_detection(limit_s=120.0).remedy())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +140,9 @@ class Scenario:
 
     def _fault_problems(self) -> list[str]:
         problems = [
-            f'"{fault.name}" is none of damage, launch, publish or cache fault'
+            f'"{fault.name}" is no kind of fault that can be injected'
             for fault in self.faults
-            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault)
+            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault | StartRace)
         ]
         for kind, what in ((PublishFault, "publish"), (CacheFault, "cache")):
             count = sum(isinstance(fault, kind) for fault in self.faults)

@@ -11,9 +11,9 @@ import os
 import pytest
 
 from harness.errors import EngineNotReady
+from harness.guards.canary import largest_difference
 
 
-@pytest.mark.core
 def test_a_truncated_shard_is_refused_only_at_the_next_start(rollout_checkpoints, rollout_engine, rollout_load) -> None:
     engine = rollout_engine(rollout_checkpoints.old)
     before = engine.prompt_logprobs()
@@ -26,7 +26,7 @@ def test_a_truncated_shard_is_refused_only_at_the_next_start(rollout_checkpoints
         rollout_engine(rollout_checkpoints.old)
     report = load.stop()
 
-    assert during == pytest.approx(before, abs=1e-3)
+    assert largest_difference(during, before) < 1e-3
     assert refused.value.engine_exit_code not in (None, 0)
     assert refused.value.log_lines, "an engine that refuses says why"
     assert report.recorded == report.planned > 0

@@ -250,10 +250,12 @@ def _faults_proved(history: History, context: Context) -> Judgement:
 def _healthy_before(history: History, context: Context) -> Judgement:
     if fault_at_ns(history) is None:
         return Verdict.UNKNOWN, "the scenario ended before its rollout began", ()
-    requests = [r for r in requests_in(history, Window.BEFORE, canaries=False) if not r.is_ours]
+    # A request that was still under way at the fault says nothing about the time before it.
+    at_ns = fault_at_ns(history) or 0
+    requests = [r for r in requests_in(history, Window.BEFORE, canaries=False) if not r.is_ours and r.ended_ns < at_ns]
     failed = [r for r in requests if r.result is not RequestResult.OK]
     expected = expected_answers(history)
-    canaries = requests_in(history, Window.BEFORE, canaries=True)
+    canaries = [r for r in requests_in(history, Window.BEFORE, canaries=True) if r.ended_ns < at_ns]
     right = [r for r in canaries if is_right(r, expected.get(r.incarnation))]
     wrong = [r for r in canaries if not is_right(r, expected.get(r.incarnation))]
     if failed or wrong or not right or not requests:

@@ -154,13 +154,12 @@ def _greedy(endpoint: str, prompts: TokenRows, api_key: str) -> TokenRows:
         "max_tokens": GREEDY_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
-        "logprobs": 1,
-        "return_tokens_as_token_ids": True,
+        "return_token_ids": True,
     }
     try:
         choices = complete(endpoint, body, api_key=api_key, limit_s=ASK_LIMIT_S)["choices"]
         ordered = sorted(choices, key=lambda choice: choice["index"])
-        return tuple(tuple(int(token.split(":")[-1]) for token in choice["logprobs"]["tokens"]) for choice in ordered)
+        return tuple(tuple(int(token) for token in choice["token_ids"]) for choice in ordered)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HarnessError(f"the undamaged checkpoint gave no usable greedy answer: {error}") from error
 

@@ -1,0 +1,54 @@
+"""A scenario that contradicts itself is refused when it is made, with every problem named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness import Scenario, after_detection, at, claims, faults, load, models, then
+from harness.errors import ScenarioInvalid
+from harness.scenario import Mode
+
+GOOD = Scenario(
+    name="good",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.zero_tail(),),
+    load=load.steady(rate_rps=1.0),
+    unguarded=(claims.recovered(within_s=1),),
+    guarded=(claims.exposed_at_most(0),),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "not a name"}, "identifier"),
+        ({"faults": ()}, "injects no fault"),
+        ({"guarded": ()}, "claims nothing"),
+        ({"limit_s": 0}, "limit_s must be positive, got 0"),
+        ({"timeline": (at(3.0).publish("new"), at(1.0).start_rollout())}, r"time order, got at_s=\(3.0, 1.0\)"),
+        ({"timeline": (then().start_rollout(), then().publish("new"))}, "must be publish, start_rollout"),
+        ({"timeline": (at(3.0).publish("new"),)}, "must be publish, start_rollout"),
+        ({"timeline": (at(900.0).publish("new"), then().start_rollout())}, "between 0 and limit_s=600, got 900"),
+        ({"faults": (faults.nested_move(), faults.overwrite_in_place())}, "2 publish faults, at most one"),
+    ],
+)
+def test_contradiction_is_named(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ScenarioInvalid, match=said):
+        replace(GOOD, **change)  # type: ignore[arg-type]
+
+
+def test_only_the_new_checkpoint_can_be_published() -> None:
+    with pytest.raises(ScenarioInvalid, match='only "new"'):
+        at(1.0).publish("old")
+
+
+def test_declaration_says_what_goes_wrong_and_when() -> None:
+    declared = replace(GOOD, timeline=(at(2.0).publish("new"), then().start_rollout(), after_detection(limit_s=9).remedy()))
+    stored = declared.declaration()
+    assert stored["about"] == __doc__.strip()
+    assert [step["action"] for step in stored["timeline"]] == ["publish", "start_rollout", "remedy"]
+    assert stored["faults"] == [{"name": "zero_tail", "fault_id": "D15", "parameters": {"shard": -1, "keep_ratio": 0.5}}]
+    assert GOOD.claims(Mode.GUARDED) == GOOD.guarded

@@ -1,0 +1,33 @@
+"""Options win over the environment, which wins over defaults; what cannot be used is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.settings import settings_from
+
+
+def test_option_wins_over_environment_over_default(tmp_path: Path) -> None:
+    environment = {"ROLLOUT_ENGINE": "process", "ROLLOUT_SEED": "7", "ROLLOUT_GPUS": "0, 2"}
+    settings = settings_from({"engine": "reference", "results": str(tmp_path)}, environment)
+    assert (settings.engine, settings.seed, settings.gpus) == ("reference", 7, ("0", "2"))
+    assert settings.results == tmp_path
+    assert settings.vllm_version == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "vllm"}, 'engine "vllm" is unknown; engines: auto'),
+        ({"model": "gpt"}, 'model "gpt" is unknown'),
+        ({"seed": "many"}, 'seed must be a whole number, got "many"'),
+        ({"old": "/nowhere"}, "must be given together"),
+        ({"old": "/nowhere", "new": "/nowhere"}, 'old checkpoint "/nowhere" is not a readable directory'),
+    ],
+)
+def test_value_that_cannot_be_used_is_named(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings_from(options, {})
