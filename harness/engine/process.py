@@ -172,6 +172,8 @@ class ProcessStarter:
             "PYTHONPATH": os.pathsep.join(str(path.absolute()) for path in search_path if path.is_dir()),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # a worker killed by SIGBUS or SIGSEGV says so in the log, which vLLM does not
+            # vLLM's processes name themselves, by default over their environment: a sweep could not find the label.
+            "SPT_NOENV": "1",
             "TMPDIR": str(scratch),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -22,7 +22,8 @@ from harness.label import LABEL_VARIABLE, SHARED_MEMORY
 
 RUN_VARIABLE = LABEL_VARIABLE  # every process of a run carries it, so that a sweep finds them all
 ENGINE_VARIABLE = "ROLLOUT_HARNESS_ENGINE"  # in the environment of every process of one engine
-SEGMENT_PREFIXES = ("vllm_dist_", "psm_")
+VLLM_SEGMENTS = "vllm_dist_"
+PYTHON_SEGMENTS = "psm_"  # any Python program's shared memory
 
 _KILL_LIMIT_S = 10.0
 _LOG_LIMIT_S = 5.0
@@ -56,6 +57,7 @@ class ProcessEngine:
         self._copier: threading.Thread | None = None
         self._started_ns = now_ns()
         self._segments_before = _segments()
+        self._segments_mapped: set[str] = set()
         self._is_stopped = False
         self.left_over: tuple[str, ...] = ()  # shared-memory segments it left behind; known, and removed, after `stop`
 
@@ -115,7 +117,7 @@ class ProcessEngine:
 
         Raises: EngineNotReady as soon as the engine ends, or when the limit passes.
         """
-        return wait_healthy(
+        waited_s = wait_healthy(
             incarnation=self._incarnation,
             endpoint=self._endpoint,
             started_ns=self._started_ns,
@@ -124,6 +126,8 @@ class ProcessEngine:
             log_path=self.log_path,
             finish_log=self._finish_log,
         )
+        self._note_segments()
+        return waited_s
 
     def kill(self, role: str, signal_number: int) -> int:
         """Send a signal to the `server` or the `core` and return the process id it went to.
@@ -160,12 +164,13 @@ class ProcessEngine:
             return self.exit_code()
         try:
             if self._process is not None:
+                self._note_segments()
                 self._end(self._process, grace_s=grace_s)
         finally:
             self._finish_log()
             self._port.close()
             shutil.rmtree(self._scratch, ignore_errors=True)
-        self.left_over = tuple(_remove_orphaned(self._segments_before))
+        self.left_over = tuple(self._remove_segments())
         self._is_stopped = True
         return self.exit_code()
 
@@ -185,6 +190,18 @@ class ProcessEngine:
             poll_until(ended, what=f'end of engine "{self._incarnation}"', limit_s=_KILL_LIMIT_S, every_s=0.01)
         except WaitExpired as error:
             raise LeftOver({"processes": [str(member.pid) for member in self.members()]}) from error
+
+    def _note_segments(self) -> None:
+        self._segments_mapped |= _mapped(process.pid for process in self.members())
+
+    def _remove_segments(self) -> Iterator[str]:
+        """Remove the new segments that are this engine's and that no process maps; what another one uses stays."""
+        new = _segments() - self._segments_before
+        own = {name for name in new if name.startswith(VLLM_SEGMENTS) or name in self._segments_mapped}
+        for name in sorted(own - _mapped(psutil.pids()) if own else own):
+            with suppress(OSError):
+                (SHARED_MEMORY / name).unlink()
+                yield name
 
     def _finish_log(self) -> None:
         if self._copier is not None:
@@ -225,28 +242,18 @@ def _segments() -> frozenset[str]:
         names = os.listdir(SHARED_MEMORY)
     except OSError:
         return frozenset()
-    return frozenset(name for name in names if name.startswith(SEGMENT_PREFIXES))
+    return frozenset(name for name in names if name.startswith((VLLM_SEGMENTS, PYTHON_SEGMENTS)))
 
 
-def _remove_orphaned(before: frozenset[str]) -> Iterator[str]:
-    """Remove segments that were not there before and that no process maps; what another engine uses stays."""
-    new = sorted(_segments() - before)
-    in_use = _mapped() if new else frozenset()
-    for name in new:
-        if name not in in_use:
-            with suppress(OSError):
-                (SHARED_MEMORY / name).unlink()
-                yield name
-
-
-def _mapped() -> frozenset[str]:
-    found: set[str] = set()
+def _mapped(pids: Iterable[int]) -> set[str]:
+    """Return the names of the shared-memory segments that these processes have mapped."""
     prefix = f"{SHARED_MEMORY}/"
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    found: set[str] = set()
+    for pid in pids:
         with suppress(OSError):
-            lines = maps.read_text(errors="replace").splitlines()
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
             found.update(line.partition(prefix)[2] for line in lines if prefix in line)
-    return frozenset(found)
+    return found
 
 
 def _copy(output: IO[bytes], log: BinaryIO, secrets: tuple[str, ...]) -> None:

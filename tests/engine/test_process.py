@@ -23,7 +23,7 @@ from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
 from harness.engine.process import ProcessStarter
 from harness.engine.process_child import ProcessEngine
 from harness.errors import EngineNotReady, EnvironmentMissing, HarnessError, UsageError
-from harness.label import SHARED_MEMORY
+from harness.label import LABEL_VARIABLE, SHARED_MEMORY
 
 API_KEY = "key-that-must-not-be-seen"
 LIMIT_S = 20.0
@@ -227,18 +227,20 @@ def test_stop_removes_the_orphans_of_a_dead_server(starter: ProcessStarter, tmp_
 
 def test_segment_left_behind_is_removed_and_named(starter: ProcessStarter, tmp_path: Path) -> None:
     own, shared, old = (f"vllm_dist_{name}_{uuid.uuid4().hex}" for name in ("own", "shared", "old"))
-    paths = [SHARED_MEMORY / name for name in (own, shared, old)]
+    foreign = f"psm_{uuid.uuid4().hex[:8]}"
+    paths = [SHARED_MEMORY / name for name in (own, shared, old, foreign)]
     try:
         paths[2].write_bytes(b"x" * mmap.PAGESIZE)
         engine = starter.start(launch_with(tmp_path, SEGMENT=own), incarnation="one")
         engine.wait_ready(LIMIT_S)
         paths[1].write_bytes(b"x" * mmap.PAGESIZE)
+        paths[3].write_bytes(b"x" * mmap.PAGESIZE)
         with paths[1].open("r+b") as file, mmap.mmap(file.fileno(), 0):
             engine.stop()
 
         assert own in engine.left_over
-        assert not {shared, old} & set(engine.left_over)
-        assert [path.exists() for path in paths] == [False, True, True]
+        assert not {shared, old, foreign} & set(engine.left_over)
+        assert [path.exists() for path in paths] == [False, True, True, True]
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
@@ -385,6 +387,9 @@ def test_real_engine_core_freezes_and_dies(real_starter: ProcessStarter, tmp_pat
     shutil.copytree(tiny_llama(1).build(tmp_path / "models"), tmp_path / "live")
     engine = real_starter.start(launch_with(tmp_path), incarnation="one")
     engine.wait_ready(180)
+    assert len(engine.members()) >= 3
+    for member in engine.members():
+        assert LABEL_VARIABLE in member.environ(), f"a sweep cannot find {member}"
 
     engine.pause()
     with urllib.request.urlopen(f"{engine.endpoint}/health", timeout=5) as answer:
