@@ -20,7 +20,7 @@ def proc(tmp_path):
 
 def test_ratios_are_of_the_time_between_two_samples(proc) -> None:
     sampler = HostSampler(proc)
-    (proc / "stat").write_text("cpu  130 10 60 900 50 0 0 50 7 7\n")  # 200 ticks: 100 idle, 50 stolen
+    (proc / "stat").write_text("cpu  130 10 60 880 70 0 0 50 7 7\n")  # 200 ticks: 80 idle, 20 waiting, 50 stolen
     sample = sampler.sample()
     assert sample.cpu_busy_ratio == 0.5
     assert sample.steal_ratio == 0.25

@@ -120,6 +120,21 @@ def test_nothing_is_written_about_an_engine_after_unwatch(recorder, stand) -> No
     assert [e.id for e in recorder.snapshot().events if e.data.get("incarnation") == "old-1"] == about_old
 
 
+def test_an_answer_under_way_is_not_written_after_unwatch(recorder, stand) -> None:
+    limits = ObserverLimits(health_every_s=0.01, health_limit_s=5.0, metrics_every_s=60.0, stop_limit_s=5.0)
+    with Observers(recorder, limits=limits, gpus=no_gpu) as observers:
+        observers.watch(stand.endpoint, "old-1")
+        seen(recorder, EventKind.HEALTH)
+        stand.hold.set()
+        stand.status = 503
+        asked = len(stand.asked)
+        poll_until(lambda: len(stand.asked) > asked or None, what="a probe under way", limit_s=5.0, every_s=0.01)
+        observers.unwatch("old-1")
+        stand.hold.clear()
+    assert {event.data["status"] for event in recorder.snapshot().of(EventKind.HEALTH)} == {200}
+    assert recorder.snapshot().of(EventKind.OBSERVER_FAILED) == ()
+
+
 def test_unwatching_what_is_not_watched_and_watching_twice_are_harmless(recorder, stand) -> None:
     with Observers(recorder, limits=FAST, gpus=no_gpu) as observers:
         observers.unwatch("nobody")
