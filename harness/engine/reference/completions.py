@@ -47,6 +47,7 @@ class CompletionRequest:
     is_stream: bool
     includes_usage: bool
     returns_token_ids: bool
+    shows_token_ids: bool  # `token_id:5` in place of the text of token 5
 
     def generations(self) -> tuple[Generation, ...]:
         """Return one generation per prompt."""
@@ -91,7 +92,7 @@ def parse_request(
             raise Refused(message, param="max_tokens")
     is_stream = _flag(fields, "stream")
     top_prompt_logprobs = _whole(fields, "prompt_logprobs", None, at_least=0, at_most=MAX_LOGPROBS)
-    if is_stream and top_prompt_logprobs is not None:
+    if is_stream and top_prompt_logprobs:  # vLLM lets 0 through and leaves them out
         raise Refused("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
     temperature = fields.get("temperature")
     if temperature is not None and (type(temperature) not in (int, float) or not 0 <= temperature < math.inf):
@@ -109,10 +110,11 @@ def parse_request(
         max_tokens=max_tokens,
         ignores_end=_flag(fields, "ignore_eos"),
         top_logprobs=_whole(fields, "logprobs", None, at_least=0, at_most=MAX_LOGPROBS),
-        top_prompt_logprobs=top_prompt_logprobs,
+        top_prompt_logprobs=None if is_stream else top_prompt_logprobs,
         is_stream=is_stream,
         includes_usage=_flag(options, "include_usage"),
         returns_token_ids=_flag(fields, "return_token_ids"),
+        shows_token_ids=_flag(fields, "return_tokens_as_token_ids"),
     )
 
 
@@ -161,8 +163,9 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
 class AnswerText:
     """The text of one answer as it grows, and where each token began in it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, shows_token_ids: bool) -> None:
         self._tokenizer = tokenizer
+        self._shows_token_ids = shows_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -176,13 +179,16 @@ class AnswerText:
         for step in steps:
             if step.logprobs is None:
                 continue
-            texts = [(self._tokenizer.decoded(ranked.token), _bounded(ranked.logprob)) for ranked in step.logprobs]
+            texts = [(self._shown(ranked.token), _bounded(ranked.logprob)) for ranked in step.logprobs]
             shown["text_offset"].append(self._offset)
             shown["tokens"].append(texts[0][0])
             shown["token_logprobs"].append(texts[0][1])
             shown["top_logprobs"].append(dict(texts))
             self._offset += len(texts[0][0])
         return shown
+
+    def _shown(self, token: int) -> str:
+        return f"token_id:{token}" if self._shows_token_ids else self._tokenizer.decoded(token)
 
 
 def prompt_logprobs(positions: Sequence[Position], tokenizer: Tokenizer) -> list[dict[str, Any] | None]:

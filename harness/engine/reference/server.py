@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import os
 import signal
 import socket
 import struct
@@ -151,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _act_on_defects(self) -> None:
         defects = self.server.service.defects
         if PlantedDefect.DIES_ON_FIRST_REQUEST in defects:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # in this thread, so that nothing is answered any more
         if PlantedDefect.HANGS_ON_REQUEST in defects:
             threading.Event().wait(timeout=3600.0)
         if PlantedDefect.LIES_ON_HEALTH in defects:
@@ -176,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, request: CompletionRequest, generation: Generation, steps: list[Step], index: int
     ) -> dict[str, Any]:
         tokenizer = self.server.service.loaded.tokenizer
-        text = AnswerText(tokenizer)
+        text = AnswerText(tokenizer, shows_token_ids=request.shows_token_ids)
         wants_prompt = request.top_prompt_logprobs is not None
         return {
             "index": index,
@@ -196,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.flush()
         envelope = self._envelope()
-        texts = [AnswerText(self.server.service.loaded.tokenizer) for _ in generations]
+        tokenizer = self.server.service.loaded.tokenizer
+        texts = [AnswerText(tokenizer, shows_token_ids=request.shows_token_ids) for _ in generations]
         unfinished = list(range(len(generations)))
         sent = 0
         while unfinished:

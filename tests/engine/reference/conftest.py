@@ -1,56 +1,21 @@
-"""Starting reference engines on small checkpoints."""
+"""Good checkpoints, and reference engines that end with their test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from reference_checkpoints import write_checkpoint
+from reference_engines import READY_LIMIT_S, Start, starting
 
-from harness.engine.engine import EngineSite
-from harness.engine.launch import Launch
 from harness.engine.process_child import ProcessEngine
-from harness.engine.reference_starter import ReferenceStarter
-from harness.label import new_label
-
-API_KEY = "key-of-the-tests"
-READY_LIMIT_S = 20.0
-
-Start = Callable[..., ProcessEngine]
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Return a good checkpoint."""
     return write_checkpoint(tmp_path / "good", seed=1)
-
-
-@contextmanager
-def starting(directory: Path) -> Iterator[Start]:
-    """Give a function that starts an engine on a checkpoint, optionally with planted defects; all are ended at the end."""
-    starters: list[ReferenceStarter] = []
-
-    def start(path: Path, *defects: str, **launch: object) -> ProcessEngine:
-        starter = ReferenceStarter(defects=defects)
-        starter.open(
-            EngineSite(
-                run_label=str(new_label()),
-                log_directory=directory / "logs",
-                work_directory=directory / "work",
-                api_key=API_KEY,
-            )
-        )
-        starters.append(starter)
-        request = Launch(checkpoint_root=path.parent, checkpoint_name=path.name, **launch)  # type: ignore[arg-type]
-        return starter.start(request, incarnation=f"engine-{len(starters)}")
-
-    try:
-        yield start
-    finally:
-        for starter in starters:
-            starter.close()
 
 
 @pytest.fixture

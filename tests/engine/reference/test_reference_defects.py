@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from reference_checkpoints import weights, write_checkpoint
+from reference_engines import API_KEY, Start
 
-from conftest import API_KEY, Start
 from harness.clock import poll_until
 from harness.engine.process_child import ProcessEngine
 from harness.engine.ready import probe_health

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from reference_checkpoints import weights, write_checkpoint
+from reference_engines import API_KEY, READY_LIMIT_S, Start, starting
 
-from conftest import API_KEY, READY_LIMIT_S, Start, starting
 from harness.clock import poll_until
 from harness.engine.process_child import ProcessEngine
 from harness.guards.canary import complete, prompt_logprobs_of, request_body
@@ -144,6 +144,16 @@ def test_without_the_option_a_stream_has_no_usage(client: Client) -> None:
     assert [event if event == "[DONE]" else len(event["choices"]) for event in events] == [1, 1, "[DONE]"]
 
 
+def test_tokens_can_be_shown_as_ids(client: Client) -> None:
+    fields = {"prompt": [5, 6, 7], "max_tokens": 3, "logprobs": 2}
+    _, as_text = client.complete(**fields)
+    _, as_ids = client.complete(**fields, return_tokens_as_token_ids=True, return_token_ids=True)
+    choice = as_ids["choices"][0]
+    assert choice["prompt_token_ids"] == [5, 6, 7]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert as_text["choices"][0]["logprobs"]["tokens"] == [f"t{token}" for token in choice["token_ids"]]
+
+
 def test_the_end_token_ends_an_answer_unless_ignored(tmp_path: Path, start_ready: Start, client: Client) -> None:
     _, answer = client.complete(prompt=[5, 6, 7], max_tokens=3, logprobs=0)
     first = int(answer["choices"][0]["logprobs"]["tokens"][0].removeprefix("t"))
@@ -173,7 +183,7 @@ BAD: dict[str, tuple[int, Any]] = {
     "tokens as text": (400, {"prompt": [5], "max_tokens": "5"}),
     "too many logprobs": (400, {"prompt": [5], "logprobs": 21}),
     "negative logprobs": (400, {"prompt": [5], "prompt_logprobs": -2}),
-    "prompt logprobs in a stream": (400, {"prompt": [5], "prompt_logprobs": 0, "stream": True}),
+    "prompt logprobs in a stream": (400, {"prompt": [5], "prompt_logprobs": 1, "stream": True}),
     "negative temperature": (400, {"prompt": [5], "temperature": -1}),
     "two answers": (400, {"prompt": [5], "n": 2}),
     "stop strings": (400, {"prompt": [5], "stop": ["x"]}),

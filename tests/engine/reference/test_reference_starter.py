@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from reference_checkpoints import write_checkpoint
+from reference_engines import API_KEY, Start
 
-from conftest import API_KEY, Start
 from harness.clock import poll_until
 from harness.engine.engine import EngineSite
 from harness.engine.launch import Launch

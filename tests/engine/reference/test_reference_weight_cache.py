@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from reference_checkpoints import weights, write_checkpoint
+from reference_engines import API_KEY, Start
 
-from conftest import API_KEY, Start
 from harness.engine.launch import WeightCache
 from harness.engine.process_child import ProcessEngine
 from harness.errors import EngineNotReady
