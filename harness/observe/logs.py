@@ -17,7 +17,7 @@ _PROCESS = re.compile(
     r"^\s*\([A-Za-z]\w*(?:[ -][^)]{1,40})?\)\s?"
 )  # "(EngineCore_DP0 pid=12)", "(VllmWorker rank=0 pid=12)"
 _LEVEL = re.compile(
-    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:? *(?:\d\d-\d\d \d\d:\d\d:\d\d)? ?(?:\[[\w./<>-]+:\d+\] ?)?"
+    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:? *(?:\d\d-\d\d \d\d:\d\d:\d\d)? ?(?:\[[\w.:/<>-]{1,60}\] ?)?"
 )
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
 _SHUTDOWN = re.compile(r"\[shutdown\] .{0,80}(received signal=|shutdown triggered)")

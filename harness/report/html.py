@@ -122,7 +122,10 @@ def _section(index: int, record: ScenarioRecord, run: RunRecord, dots_max: int) 
     history = record.history
     about = str(record.declaration.get("about") or "").strip()
     lead, _, rest = about.partition("\n\n")
-    phases = [(str(e.data.get("phase", "")), _number(e.data.get("took_s"))) for e in history.of(EventKind.PHASE_ENDED)]
+    phases: dict[str, float] = {}
+    for event in history.of(EventKind.PHASE_ENDED):
+        phase = str(event.data.get("phase", ""))
+        phases[phase] = phases.get(phase, 0.0) + _number(event.data.get("took_s"))
     return {
         "anchor": f"s{index}",
         "record": record,
@@ -132,7 +135,7 @@ def _section(index: int, record: ScenarioRecord, run: RunRecord, dots_max: int) 
         "picture": _picture(record, dots_max),
         "is_cut": bool(history.events) and history.first(EventKind.LOAD_ENDED) is None,
         "claims": _claims(record),
-        "phases": [(phase, f"{took_s:.2f} s") for phase, took_s in phases],
+        "phases": [(phase, f"{took_s:.2f} s") for phase, took_s in phases.items()],
         "measured": [(_label(name), _figure(name, value)) for name, value in record.measured.items()],
         "notes": [
             f"{event.data.get('observer', 'an observer')} stopped: {event.data.get('because', '')}"
@@ -214,7 +217,9 @@ def _proof(item_id: str, item: Event | Request | None, origin_ns: int) -> _Proof
 
 def _logs(record: ScenarioRecord, run: RunRecord) -> list[_Log]:
     folder = record.directory / "logs"
-    paths = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink()) if folder.is_dir() else []
+    starts = [str(event.data.get("incarnation")) for event in record.history.of(EventKind.ENGINE_STARTING)]
+    paths = [path for path in folder.glob("*") if path.is_file() and not path.is_symlink()] if folder.is_dir() else []
+    paths.sort(key=lambda path: (starts.index(path.stem) if path.stem in starts else len(starts), path.name))
     return [_log(path, run.directory) for path in paths[:LOG_FILES_MAX]]
 
 

@@ -66,7 +66,7 @@ def step_lanes(timeline: Timeline, axis: Axis) -> Iterable[tuple[str, float]]:
         if spans:
             yield title + "".join(_step(span, axis) for span in spans) + _row_name(kind), LANE_HEIGHT - 3
             title = ""
-    if timeline.guards:
+    if any(guard.at_s >= 0.0 for guard in timeline.guards):
         yield title + _row_name("guards") + _guard_marks(timeline, axis), LANE_HEIGHT - 3
 
 

@@ -147,6 +147,19 @@ def test_garbage_and_very_long_lines_are_harmless() -> None:
     assert len(classify("Cannot find any model weights with " + "y" * 100_000)[0].text) <= LINE_CHARACTERS_MAX
 
 
+def test_what_stands_before_a_message_is_left_out() -> None:
+    for before in (
+        "(EngineCore_DP0 pid=12) ERROR 11-30 01:58:12 [core.py:1512] ",
+        "(VllmWorker rank=0 pid=9) ERROR 11-30 01:58:12 [a/b.py:1] ",
+        "(APIServer pid=1) ",
+        "ERROR 11-30 02:16:34 [reference] ",
+        "\x1b[31mERROR\x1b[0m 11-30 02:16:34 ",
+        "",
+    ):
+        (found,) = classify(f"{before}KeyError: 'lm_head.weight'")
+        assert found.text == "KeyError: 'lm_head.weight'"
+
+
 def test_line_numbers_count_line_feeds_only() -> None:
     assert classify("a\x0cb\x85c\u2028d\nKilled")[0].number == 2
 

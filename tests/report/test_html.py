@@ -167,6 +167,22 @@ def test_the_log_excerpt_names_the_cause_and_links_to_the_whole_log(unguarded, m
     assert not [href for href in hrefs if href.startswith("/") or ":" in href]
 
 
+def test_logs_stand_in_the_order_in_which_engines_were_started(unguarded, make_scenario, make_run) -> None:
+    record = make_scenario(unguarded())
+    (record.directory / "logs").mkdir()
+    for name in ("new-2", "old-3", "another", "old-1"):
+        (record.directory / "logs" / f"{name}.log").write_text("nothing\n")
+    words = Page(render(make_run(record))).words
+    assert re.findall(r"([\w-]+)\.log", words) == ["old-1", "new-2", "old-3", "another"]
+
+
+def test_the_time_of_a_phase_is_the_sum_of_its_parts(unguarded, make_scenario, make_run) -> None:
+    story = unguarded()
+    story.event(36.2, EventKind.PHASE_ENDED, phase="engine", took_s=0.8)
+    words = squeezed(Page(render(make_run(make_scenario(story)))).words)
+    assert words.count("Engine 18.00 s") == 1
+
+
 def test_a_log_that_is_a_link_to_elsewhere_is_not_read(unguarded, make_scenario, make_run, tmp_path) -> None:
     record = make_scenario(unguarded())
     (tmp_path / "secret").write_text("ValueError: Following weights were not initialized from checkpoint: TOPSECRET")

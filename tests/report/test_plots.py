@@ -178,3 +178,10 @@ def test_a_log_axis_holds_its_values_and_has_ticks(latencies) -> None:
     low, high = decades(latencies)
     assert all(low <= latency <= high for latency in latencies)
     assert 2 <= len(log_ticks(low, high)) <= 12
+
+
+def test_guards_that_acted_before_the_load_take_no_lane(unguarded, make_scenario) -> None:
+    story = unguarded()
+    story.events = [e for e in story.events if e.kind is not EventKind.CANARY_CHECKED]
+    story.event(-2.0, EventKind.GUARD_PASSED, guard="preflight", took_s=0.1)
+    assert "guards" not in words(drawn(make_scenario(story)))
