@@ -267,24 +267,29 @@ def _errors_panel(
 def _moment_labels(moments: Sequence[Moment], axis: Axis) -> tuple[list[tuple[Moment, str, float, bool]], float]:
     """Place labels in rows so that none touches another and no line crosses one; return them and where the rows end.
 
-    From right to left: a label goes right of its line, one row above every label whose line it would stand in. One that
-    would leave the picture goes left of its line, above all others.
+    A label goes right of its line, one row above every label whose line it would stand in. One that would leave the
+    picture, or reach the line of one that would, goes left of its line instead, above the others, by the mirrored rule.
     """
     placed: list[tuple[Moment, str, int, bool]] = []
-    turned: list[tuple[Moment, str]] = []
+    turned: list[tuple[Moment, str, float]] = []
+    edge = WIDTH
     for moment in sorted(moments, key=lambda moment: -moment.at_s):
         x = axis.x(moment.at_s)
         label = printable(moment.label, limit=48) + ("" if moment.at_s < 0 else f", {moment.at_s:.1f} s")
-        until = x + CHARACTER_WIDTH * len(label) + 12
-        if until > WIDTH:
-            turned.append((moment, label))
+        width = CHARACTER_WIDTH * len(label) + 12
+        if x + width > edge and x > width:
+            turned.append((moment, label, x - width))
+            edge = x
             continue
-        row = max((other_row + 1 for other, _, other_row, _ in placed if axis.x(other.at_s) < until), default=0)
+        row = max((other_row + 1 for other, _, other_row, _ in placed if axis.x(other.at_s) < x + width), default=0)
         placed.append((moment, label, row, False))
-    height = max((row + 1 for _, _, row, _ in placed), default=0)
-    placed += [(moment, label, height + index, True) for index, (moment, label) in enumerate(turned)]
-    bottom = LABEL_HEIGHT * (height + len(turned)) + 4.0
-    return [(m, label, bottom - LABEL_HEIGHT * (row + 1) + 10.0, left) for m, label, row, left in placed], bottom
+    height = lowest = max((row + 1 for _, _, row, _ in placed), default=0)
+    for moment, label, left in reversed(turned):
+        row = max((r + 1 for other, _, r, is_left in placed if is_left and axis.x(other.at_s) > left), default=lowest)
+        placed.append((moment, label, row, True))
+        height = max(height, row + 1)
+    bottom = LABEL_HEIGHT * height + 4.0
+    return [(m, label, bottom - LABEL_HEIGHT * (row + 1) + 10.0, is_left) for m, label, row, is_left in placed], bottom
 
 
 def _moment_lines(labels: Sequence[tuple[Moment, str, float, bool]], axis: Axis, bottom: float) -> list[str]:
