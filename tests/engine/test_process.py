@@ -22,6 +22,7 @@ from harness.engine.engine import Engine, EngineSite, Killable, Pausable
 from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
 from harness.engine.process import ProcessStarter
 from harness.engine.process_child import ProcessEngine
+from harness.engine.ready import HEALTHY, probe_health
 from harness.errors import EngineNotReady, EnvironmentMissing, HarnessError, UsageError
 from harness.label import LABEL_VARIABLE, SHARED_MEMORY
 
@@ -248,12 +249,19 @@ def test_segment_left_behind_is_removed_and_named(starter: ProcessStarter, tmp_p
 
 def test_engine_outlives_the_thread_that_asked_for_it(starter: ProcessStarter, tmp_path: Path) -> None:
     started: list[ProcessEngine] = []
-    thread = Thread(target=lambda: started.append(starter.start(launch_with(tmp_path), incarnation="one")))
+
+    def start() -> None:
+        started.append(starter.start(launch_with(tmp_path), incarnation="one"))
+        started[0].wait_ready(LIMIT_S)
+
+    thread = Thread(target=start)
     thread.start()
+    task = Path(f"/proc/self/task/{thread.native_id}")
     thread.join(LIMIT_S)
+    poll_until(lambda: True if not task.exists() else None, what="the thread is gone", limit_s=LIMIT_S)
 
     (engine,) = started
-    engine.wait_ready(LIMIT_S)
+    assert probe_health(engine.endpoint, limit_s=LIMIT_S) == HEALTHY
     assert engine.exit_code() is None
 
 
