@@ -25,7 +25,7 @@ class ModelSource:
     """A checkpoint to be: its name says everything that decides its content."""
 
     name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     given: Path | None = None  # a directory of the user's, which is never written
     write: Callable[[Path], None] | None = field(default=None, compare=False, repr=False)
 

@@ -15,6 +15,7 @@ from harness.checkpoint import models, smollm2, tiny
 from harness.checkpoint.copy import load_shard
 from harness.checkpoint.manifest import find_defects, read_checkpoint, weights_id
 from harness.checkpoint.tokenizer import byte_alphabet
+from harness.clock import pause
 from harness.errors import EnvironmentMissing, UsageError
 
 
@@ -47,7 +48,7 @@ def test_every_parameter_is_in_the_name() -> None:
         models.smollm2(seed=1),
         models.smollm2(shards=1),
     ]
-    assert len({source.name for source in sources}) == len(sources)
+    assert len({source.name for source in sources}) == len(set(sources)) == len(sources)
     assert models.tiny_llama(1, shards=2) == models.tiny_llama(seed=1, shards=2)
 
 
@@ -127,6 +128,7 @@ def test_two_builders_at_once_make_one(tmp_path: Path) -> None:
 
     def write(target: Path) -> None:
         builds.append(1)
+        pause(0.05)
         (target / "file").touch()
 
     sources = [models.ModelSource(name="both", write=write) for _ in range(4)]
