@@ -94,7 +94,10 @@ class LoadDriver:
         if self._process is not None:
             raise LoadBroken("the load was started already")
         try:
-            self._spawn()
+            try:
+                self._spawn()
+            except OSError as error:
+                raise LoadBroken(f'the load process cannot be started in "{self._directory}": {error}') from error
             self._await(self._news, what="get ready", limit_s=START_LIMIT_S, wanted=lambda message: "ready" in message)
             if endpoint:
                 self.admit(endpoint, incarnation)
@@ -158,6 +161,8 @@ class LoadDriver:
         """End the load process and everything in its group. Idempotent."""
         process = self._process
         if process is None:
+            if self._log is not None:
+                self._log.close()
             return
         if process.poll() is None:
             with suppress(ProcessLookupError):

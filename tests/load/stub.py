@@ -81,7 +81,10 @@ class Stub:
             accept = asyncio.ensure_future(self._loop.sock_accept(self._listener))
             await asyncio.wait({accept, end}, return_when=asyncio.FIRST_COMPLETED)
             if accept.done():
-                task = self._loop.create_task(self._serve(accept.result()[0]))
+                connection = accept.result()[0]
+                task = self._loop.create_task(self._serve(connection))
+                # A task that is cancelled before it begins closes nothing.
+                task.add_done_callback(lambda _, connection=connection: connection.close())
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:

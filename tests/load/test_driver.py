@@ -174,6 +174,7 @@ def test_a_freeze_shows_in_latencies_from_the_planned_start(start: Callable[...,
     # Open loop: the stall did not slow the arrivals down.
     start_ns = min(one.planned_ns - round(a.at_s * NS_PER_S) for one in caught for a in due if a.id == one.id)
     assert len(caught) == sum(freeze_ns < arrival.planned_ns(start_ns) < thaw_ns for arrival in due) >= 15
+    assert sum(one.sent_ns is not None and one.sent_ns < thaw_ns for one in caught) > 0.8 * len(caught)
     assert report.planned == report.recorded
     for request in caught:
         waited_s = (thaw_ns - request.planned_ns) / NS_PER_S
@@ -252,6 +253,13 @@ def test_a_load_process_that_cannot_start_says_why_and_is_gone(tmp_path: Path) -
     driver.close()
 
     assert not [child for child in psutil.Process().children() if str(tmp_path) in " ".join(child.cmdline())]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    driver = LoadDriver(plan_of(), directory=tmp_path / "file", api_key=KEY, model="m", on_request=print, run_label="r")
+    with pytest.raises(LoadBroken, match=r"cannot be started in .*/file"):
+        driver.start()
 
 
 PARENT = """
