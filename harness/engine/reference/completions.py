@@ -170,8 +170,8 @@ class AnswerText:
         self._offset = 0
 
     def add(self, step: Step) -> str:
-        """Return what a token adds to the text; bytes of an unfinished character are held back."""
-        return self._decoder.decode(self._tokenizer.piece(step.token), final=step.finish_reason is not None)
+        """Return what a token adds to the text; bytes of an unfinished character are held back, at the end for good."""
+        return self._decoder.decode(self._tokenizer.piece(step.token))
 
     def logprobs(self, steps: Sequence[Step]) -> dict[str, Any]:
         """Return the `logprobs` object of a choice for these steps."""

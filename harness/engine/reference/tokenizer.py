@@ -97,8 +97,9 @@ class Tokenizer:
         return _byte_symbols()
 
     def decoded(self, token: int) -> str:
-        """Return one token as it is shown beside its logprob."""
-        return self.piece(token, is_shown=True).decode("utf-8", "replace")
+        """Return one token as it is shown beside its logprob; nothing for a part of a character, as vLLM does."""
+        text = self.piece(token, is_shown=True).decode("utf-8", "replace")
+        return "" if text.endswith("\ufffd") else text
 
     def piece(self, token: int, *, is_shown: bool = False) -> bytes:
         """Return what a token adds to a text; special tokens add nothing unless shown alone."""
