@@ -125,7 +125,7 @@ def test_an_engine_that_refuses_says_why_and_leaves_nothing(
     with pytest.raises(EngineNotReady) as caught:
         engine.wait_ready(READY_LIMIT_S)
     assert caught.value.engine_exit_code == 1
-    assert "config" in " ".join(caught.value.log_lines)
+    assert "/checkpoints/empty" in caught.value.log_lines[0]
     assert caught.value.log_path.read_text() != ""
     assert engine.exit_code() == 1
     starter.close()
