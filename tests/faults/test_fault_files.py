@@ -153,6 +153,13 @@ def test_old_config_is_not_proved_where_the_configs_are_the_same(single: Pair, t
     assert "differs from the new one's in nothing" in injected.because
 
 
+def test_old_config_is_not_proved_where_the_weights_are_the_same(pair: Pair, target: Path, tmp_path: Path) -> None:
+    old = private_copy(pair.new, tmp_path / "old")
+    (old / "config.json").write_bytes((pair.old / "config.json").read_bytes())
+
+    assert not inject(faults.old_config_new_weights(), target, Pair(old=old, new=pair.new)).proved
+
+
 @pytest.mark.parametrize(("old_shards", "new_shards"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)])
 def test_a_stale_index_makes_the_old_weights_win(
     old_shards: int, new_shards: int, built: object, tmp_path: Path

@@ -150,6 +150,19 @@ def test_slow_sync_that_is_called_off_stays_half_done(pair: Pair, live: Path) ->
     assert not state.proved
 
 
+def test_slow_sync_is_not_proved_once_every_weight_file_is_complete(
+    pair: Pair, live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acting = start(faults.slow_sync(duration_s=600.0), pair.new, live)
+    try:
+        monkeypatch.setattr(slow_copy.SlowCopy, "_is_complete", lambda self, name: True)
+        state = acting.state()
+    finally:
+        acting.finish(limit_s=0)
+    assert state.after["is_running"]
+    assert not state.proved
+
+
 def test_slow_sync_keeps_to_its_rate(pair: Pair, live: Path) -> None:
     started_ns = now_ns()
     acting = start(faults.slow_sync(duration_s=0.5), pair.new, live)
@@ -219,6 +232,28 @@ def test_nested_move_is_no_longer_proved_once_it_was_repaired(pair: Pair, live: 
     shutil.rmtree(live / "new")
 
     assert not acting.state().proved
+
+
+def test_nested_move_is_not_proved_when_the_old_files_on_top_changed(pair: Pair, live: Path) -> None:
+    acting = start(faults.nested_move(), pair.new, live)
+    (live / "config.json").write_text("{}")
+
+    assert not acting.state().proved
+
+
+def test_nested_move_is_not_proved_when_something_else_was_moved(pair: Pair, live: Path) -> None:
+    acting = start(faults.nested_move(), pair.new, live)
+    shutil.rmtree(live / "new")
+    private_copy(pair.old, live / "new")
+
+    assert not acting.state().proved
+
+
+def test_nested_move_of_unreadable_weights_is_not_proved(pair: Pair, live: Path, target: Path) -> None:
+    for file in target.glob("*.safetensors"):
+        file.write_bytes(b"")
+
+    assert not start(faults.nested_move(), target, live).injected.proved
 
 
 # overwrite in place
