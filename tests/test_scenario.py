@@ -46,9 +46,13 @@ def test_only_the_new_checkpoint_can_be_published() -> None:
 
 
 def test_declaration_says_what_goes_wrong_and_when() -> None:
-    declared = replace(GOOD, timeline=(at(2.0).publish("new"), then().start_rollout(), after_detection(limit_s=9).remedy()))
+    declared = replace(
+        GOOD, timeline=(at(2.0).publish("new"), then().start_rollout(), after_detection(limit_s=9).remedy())
+    )
     stored = declared.declaration()
     assert stored["about"] == __doc__.strip()
     assert [step["action"] for step in stored["timeline"]] == ["publish", "start_rollout", "remedy"]
-    assert stored["faults"] == [{"name": "zero_tail", "fault_id": "D15", "parameters": {"shard": -1, "keep_ratio": 0.5}}]
+    assert stored["faults"] == [
+        {"name": "zero_tail", "fault_id": "D15", "parameters": {"shard": -1, "keep_ratio": 0.5}}
+    ]
     assert GOOD.claims(Mode.GUARDED) == GOOD.guarded

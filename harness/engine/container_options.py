@@ -34,6 +34,7 @@ _OFFLINE = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "NO_COLOR": "1",
+    "PYTHONFAULTHANDLER": "1",  # a worker killed by SIGBUS or SIGSEGV says so in the log, which vLLM does not
 }
 _CPU_IMAGE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is most of the host

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
-import gevent  # type: ignore[import-untyped]
-import gevent.socket  # type: ignore[import-untyped]
+import gevent
+import gevent.socket
 from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError, HTTPSocketResponse
 
 from harness.clock import Deadline

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import harness
 from harness.clock import NS_PER_S, Deadline, now_ns
 from harness.errors import LoadBroken
+from harness.label import LABEL_VARIABLE
 from harness.load.plan import LoadPlan
 from harness.load.sse import endpoint_address
 from harness.observe.history import Request, request_from_json
@@ -84,8 +85,21 @@ class LoadDriver:
         self._start_ns: int | None = None
         self._report: LoadReport | None = None
 
+    def spawn(self) -> None:
+        """Start the load process, which needs a moment for its imports, without waiting for it.
+
+        Raises: LoadBroken when it was started before.
+        """
+        if self._process is not None:
+            raise LoadBroken("the load was started already")
+        try:
+            self._spawn()
+        except BaseException:
+            self.close()
+            raise
+
     def start(self, endpoint: str = "", incarnation: str = "") -> int:
-        """Start the load process and its arrivals; return the monotonic time that arrivals count from.
+        """Start the arrivals, and the load process where that was not done; return the time that arrivals count from.
 
         The first arrivals go to `endpoint`; without one they end in `no_endpoint`.
 
@@ -187,7 +201,7 @@ class LoadDriver:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH", "")))),
             "PYTHONUNBUFFERED": "1",
-            "ROLLOUT_HARNESS_RUN": self._run_label,
+            LABEL_VARIABLE: self._run_label,
             "VLLM_API_KEY": self._api_key,
         }
         # gevent.monkey patches before the package itself is imported, whatever that may import one day.

@@ -6,7 +6,7 @@ output, and ends at once when the input ends, which it does when the parent dies
 
 from __future__ import annotations
 
-from gevent import monkey  # type: ignore[import-untyped]
+from gevent import monkey
 
 monkey.patch_all()  # before anything else is imported: a late patch breaks ssl
 
@@ -24,9 +24,9 @@ from pathlib import Path  # noqa: E402
 from typing import Any, ClassVar  # noqa: E402
 
 import gevent  # noqa: E402
-from gevent.event import Event  # type: ignore[import-untyped] # noqa: E402
-from gevent.fileobject import FileObject  # type: ignore[import-untyped] # noqa: E402
-from gevent.pool import Group  # type: ignore[import-untyped] # noqa: E402
+from gevent.event import Event  # noqa: E402
+from gevent.fileobject import FileObject  # noqa: E402
+from gevent.pool import Group  # noqa: E402
 from locust import User, task  # noqa: E402
 from locust.env import Environment  # noqa: E402
 from locust.exception import StopUser  # noqa: E402
