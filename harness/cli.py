@@ -6,6 +6,7 @@ Exit codes: 0 held or clean, 1 broken or findings, 2 unknown, 3 usage.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -61,9 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "paths", nargs="*", default=["scenarios"], help="scenario files or directories (default: scenarios)"
     )
     run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
-    run.add_argument("--engine", default="auto", help="auto, container, process or reference")
-    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "seed", "results"):
-        run.add_argument(f"--{name}", default=None)
+    _add_settings(run)
     run.add_argument("--require", default="", help="resources whose absence fails instead of skipping")
     run.add_argument("-k", dest="select", default="", help="only scenarios whose name matches, as in pytest")
     run.set_defaults(command=_run)
@@ -80,14 +79,29 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     expectations = commands.add_parser("expectations", help="record at which layer an engine release notices faults")
-    expectations.add_argument("action", choices=["accept"])
-    expectations.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     expectations.add_argument("--into", type=Path, default=Path("scenarios/expectations"))
-    expectations.set_defaults(command=_accept)
+    actions = expectations.add_subparsers(required=True, metavar="ACTION")
+    accept = actions.add_parser("accept", help="from the unguarded scenarios of stored runs")
+    accept.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    accept.set_defaults(command=_accept)
+    measure = actions.add_parser("measure", help="by starting an engine on every faulty checkpoint, without load")
+    measure.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
+    measure.add_argument(
+        "--starts", type=int, default=3, help="how many starts must be recorded per scenario (default: 3)"
+    )
+    measure.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
+    _add_settings(measure)
+    measure.set_defaults(command=_measure)
 
     for name in GUARDS:
         commands.add_parser(name, help=f"see harness {name} --help", add_help=False)
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", default=None, help="auto (default), container, process or reference")
+    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "seed", "results"):
+        parser.add_argument(f"--{name}", default=None)
 
 
 def _guard(name: str, arguments: list[str]) -> int:
@@ -152,26 +166,29 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from harness.judge.expectations import record_start
-    from harness.judge.moments import Layer, detection
-    from harness.report.store import load_run
+    from harness.recording import accept_runs
 
-    accepted = 0
-    for directory in options.runs:
-        run = load_run(directory)
-        for record in run.scenarios:
-            proved = all(f.verdict == "held" for f in record.findings if f.is_precondition)
-            if record.mode != "unguarded" or not proved:
-                continue
-            seen = detection(record.history)
-            record_start(
-                options.into, run.engine_label, record.name, layer=Layer(record.layer), run=run.name, seen=seen.because
-            )
-            print(f"{run.engine_label}: {record.name}: {record.layer}: {seen.because}")
-            accepted += 1
-    if not accepted:
+    if not accept_runs(options.runs, options.into, print):
         raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")
     return EXIT_HELD
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from harness.recording import measure_starts
+    from harness.settings import settings_from
+
+    made, failed = measure_starts(
+        options.paths,
+        settings_from(vars(options), os.environ),
+        options.into,
+        starts=options.starts,
+        select=options.select,
+        tell=print,
+    )
+    for sentence in failed:
+        print(f"harness: {sentence}", file=sys.stderr)
+    print(f"harness: {made} starts recorded, {len(failed)} failed")
+    return EXIT_UNKNOWN if failed else EXIT_HELD
 
 
 def _version() -> str:

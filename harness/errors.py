@@ -35,6 +35,10 @@ class FaultNotApplicable(UsageError):
     """A fault cannot be injected into this checkpoint, for example because a tensor of that name is absent."""
 
 
+class FaultNotProved(HarnessError):
+    """A fault could not prove that it happened, so nothing can be concluded from it."""
+
+
 class EnvironmentMissing(HarnessError):
     """A resource (docker, gpu, image, python) is absent; the only error that becomes a skip, with its reason."""
 

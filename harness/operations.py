@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import weights_id
 from harness.clock import Deadline, now_ns, poll_until, seconds_between
-from harness.engine.engine import Engine, EngineStarter
+from harness.engine.engine import Engine, EngineStarter, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
 from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError, WaitExpired
@@ -96,12 +96,18 @@ class Operations:
             if isinstance(fault, Damage):
                 self._record(fault.damage(self.staged, old=ground.old, random=ground.random))
 
-    def start_old(self) -> Engine:
-        """Start the engine on the old checkpoint, see it answer rightly and warm it up.
+    def start_old(self, running: Engine | None = None) -> Engine:
+        """Start the engine on the old checkpoint, or take one that serves it already; see it answer rightly.
 
         Raises: EngineNotReady; HarnessError when it answers from other weights.
         """
-        engine = self._start(self.ground.launch, expects=Answer.OLD)
+        if running is None:
+            engine = self._start(self.ground.launch, expects=Answer.OLD)
+        else:
+            engine = HandedOn(running, f"{Answer.OLD}-1")
+            launch = {**self.ground.launch.as_json(), "handed_on": running.incarnation}
+            self._event(EventKind.ENGINE_STARTING, incarnation=engine.incarnation, expects=Answer.OLD, launch=launch)
+            self._engines.append(engine)
         self._wait_ready(engine, self.ground.scenario.rollout.ready_limit_s)
         if not self._canary_is(engine, Answer.OLD):
             raise HarnessError(f'"{engine.incarnation}" does not answer from the old checkpoint it was started on')
@@ -174,6 +180,12 @@ class Operations:
         completed = self._roll(ground.launch, self._rollout, gated=gated, races=())
         self._event(EventKind.REMEDY_ENDED, what="rollout of the undamaged checkpoint", completed=completed, because="")
 
+    def check_serving(self, times: int) -> None:
+        """Ask canaries of the engine that was admitted, if one was."""
+        for _ in range(times):
+            if self.serving is not None:
+                self._canary_is(self.serving, Answer.NEW)
+
     def look_after_engines(self) -> None:
         """Note engines that ended without being asked to."""
         for engine in self._engines:
@@ -182,6 +194,20 @@ class Operations:
                 self._died.add(engine.incarnation)
                 self._event(EventKind.ENGINE_DIED, incarnation=engine.incarnation, exit_code=code)
                 self._note_log(engine)
+
+    def hand_on(self) -> Engine | None:
+        """Give away the engine that serves the undamaged new checkpoint, as it would be started for another scenario.
+
+        None when there is no such engine, or when it has anything of this scenario's own: a cache, or a fault.
+        """
+        engine = self.serving
+        if engine is None or engine.exit_code() is not None or self.ground.launch.weight_cache is not None:
+            return None
+        self._engines.remove(engine)
+        if self.watcher is not None:
+            self.watcher.unwatch(engine.incarnation)
+        self.serving = None
+        return engine.engine if isinstance(engine, HandedOn) else engine
 
     def stop_all(self) -> None:
         """End everything that was started, whatever happened before."""

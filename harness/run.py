@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,20 +18,21 @@ from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, pause, poll_until, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.engine import EngineIdentity, EngineSite, EngineStarter
+from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
-from harness.errors import HarnessError, LeftOver, WaitExpired
-from harness.guards.canary import Golden, GoldenPair
-from harness.judge.claims import Context
+from harness.errors import FaultNotProved, HarnessError, LeftOver, WaitExpired
+from harness.goldens import Goldens
+from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
-from harness.judge.moments import Layer, detection, recovery_at_ns
+from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, Layer, detection, recovery_at_ns
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.driver import LoadDriver
 from harness.load.plan import make_plan
-from harness.observe.golden import GoldenRequest, canary_prompts, choose_pair, golden_key, measure_golden
-from harness.observe.history import Event, EventKind, Recorder, Request
+from harness.machine import Cores, command, commit, listed
+from harness.narrator import Progress, narrator
+from harness.observe.history import EventKind, Recorder, Request, load_history
 from harness.observe.probes import Observers
-from harness.operations import Ground, Operations, weight_cache_of
+from harness.operations import LIVE, Ground, Operations, weight_cache_of
 from harness.report.store import ScenarioRecord, create_run, declare, finish_run, judge_scenario
 from harness.scenario import Action, Mode, Scenario, Step
 from harness.settings import Settings
@@ -42,21 +40,15 @@ from harness.settings import Settings
 POLL_S = 0.1
 STOP_LIMIT_S = 20.0
 SMOLLM2_FINE_TUNE_SEED = 2
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
-    """Which processor cores the engine and the load generator get; empty means no pinning."""
+class Warm:
+    """An engine that a scenario left running on an undamaged checkpoint."""
 
-    engine: tuple[int, ...]
-    load: tuple[int, ...]
-
-    @classmethod
-    def divided(cls) -> Cores:
-        """Give the last core to the load and the others to the engine, where there are two or more."""
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-        return cls(engine=cores[:-1], load=cores[-1:]) if len(cores) > 1 else cls(engine=(), load=())
+    engine: Engine
+    weights_id: str
+    flags: tuple[str, ...]
 
 
 class Run:
@@ -71,7 +63,7 @@ class Run:
         self.cores = Cores.divided()
         self.records: list[ScenarioRecord] = []
         self._stack = ExitStack()
-        self._goldens: dict[str, Golden] = {}
+        self._warm: Warm | None = None
 
     def __enter__(self) -> Run:
         self.starter: EngineStarter = starter_for(self.settings, progress=self.progress)
@@ -94,6 +86,9 @@ class Run:
             self._stack.callback(self.starter.close)
             self.starter.open(self.site)
             self.identity: EngineIdentity = self.starter.identity()
+            self._goldens = Goldens(
+                self.starter, self.identity, api_key=self.api_key, seed=self.settings.seed, progress=self.progress
+            )
             self.directory = create_run(self.settings.results, name, self._description())
         except BaseException:
             self._stack.close()
@@ -115,11 +110,48 @@ class Run:
 
         Raises: EnvironmentMissing; UsageError when the scenario cannot be run with these settings.
         """
-        begun = now_ns()
+        scenario = self._in_the_fitting_direction(self._with_models(scenario))
+        ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
+        self._play(ground, place)
+        record = self._release_ground(ground, place)
+        self.records.append(record)
+        self.progress(f"{scenario.name} [{mode}]: {record.verdict} (noticed at: {record.layer})")
+        return record
+
+    def start_only(self, scenario: Scenario, number: int) -> tuple[Detection, Path]:
+        """Start the engine once on the faulty checkpoint, without load, and say who notices; for expectations.
+
+        Raises: EnvironmentMissing; HarnessError when the fault did not prove itself or something else went wrong.
+        """
         scenario = self._with_models(scenario)
-        launch_base = Launch(checkpoint_root=self.work, checkpoint_name="live")
+        ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
+        operations = Operations(ground)
+        try:
+            operations.prepare()
+            if ground.launch.weight_cache is not None:
+                operations.start_old()
+            operations.publish_new()
+            operations.start_rollout()
+            operations.check_serving(RIGHT_FOR_HARMLESS)
+        finally:
+            operations.stop_all()
+            self._release_ground(ground, place)
+        history = load_history(place / "history.jsonl")
+        unproved = [e.data["because"] for e in history.of(EventKind.FAULT_INJECTED) if not e.data["proved"]]
+        if unproved:
+            raise FaultNotProved(f'"{scenario.name}": {"; ".join(unproved)}; evidence: {place / "history.jsonl"}')
+        return detection(history), place
+
+    # --- parts, in order of use ---
+
+    def _prepare_ground(
+        self, scenario: Scenario, mode: Mode, claims: tuple[Claim, ...], *, suffix: str
+    ) -> tuple[Ground, Path]:
+        """Build the checkpoints, measure what is right, declare the scenario and make its own directories."""
+        begun = now_ns()
+        launch_base = Launch(checkpoint_root=self.work, checkpoint_name=LIVE)
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
-        goldens = self._golden_pair(old, new, launch_base)
+        goldens = self._goldens.pair(old, new, launch_base)
         golden_s = seconds_between(begun, now_ns())
         known = load_expectations(self.expectations, self.identity.label).get(scenario.name)
         context = Context(
@@ -127,39 +159,38 @@ class Run:
             engine_label=self.identity.label,
             expected_layers=() if known is None else known.layers,
         )
-        place = declare(self.directory, scenario.declaration(), mode, scenario.claims(mode), context)
+        place = declare(self.directory, scenario.declaration(), suffix, claims, context)
         work = self.work / place.name
         work.mkdir()
         cache = self.shared / place.name / "weight_cache"
         cache.mkdir(parents=True)
+        launch = replace(
+            launch_base, checkpoint_root=work / "checkpoints", weight_cache=weight_cache_of(scenario, cache)
+        )
         ground = Ground(
             scenario=scenario,
             mode=mode,
             starter=self.starter,
-            recorder=Recorder(place / "history.jsonl", on_event=_narrator(self.progress, scenario.name, mode)),
+            recorder=Recorder(place / "history.jsonl", on_event=narrator(self.progress, scenario.name, suffix)),
             goldens=goldens,
             old=old,
             new=new,
             work=work,
             cache=cache,
-            launch=replace(
-                launch_base, checkpoint_root=work / "checkpoints", weight_cache=weight_cache_of(scenario, cache)
-            ),
+            launch=launch,
             api_key=self.api_key,
             random=Random(f"{self.settings.seed}:{scenario.name}"),
             deadline=Deadline.after(scenario.limit_s),
         )
         ground.recorder.event("runner", EventKind.PHASE_ENDED, phase="golden", took_s=round(golden_s, 2))
-        self._play(ground, place)
-        self._collect_logs(place / "logs")
-        self._look_for_left_overs(ground, work, self.shared / place.name)
-        ground.recorder.close()
-        record = judge_scenario(place)
-        self.records.append(record)
-        self.progress(f"{scenario.name} [{mode}]: {record.verdict} (noticed at: {record.layer})")
-        return record
+        return ground, place
 
-    # --- parts, in order of use ---
+    def _release_ground(self, ground: Ground, place: Path) -> ScenarioRecord:
+        """Keep the logs, remove the scenario's directories, look for left-overs, and judge what was recorded."""
+        self._collect_logs(place / "logs")
+        self._look_for_left_overs(ground, ground.work, ground.cache.parent)
+        ground.recorder.close()
+        return judge_scenario(place)
 
     def _play(self, ground: Ground, place: Path) -> None:
         """Acquire, carry out the timeline under load, release; an error of the harness becomes part of the history."""
@@ -176,7 +207,7 @@ class Run:
                     driver.spawn()
                     operations.prepare()
                 with self._phase(recorder, "engine"):
-                    engine = operations.start_old()
+                    engine = operations.start_old(self._take_warm(ground))
                 with self._phase(recorder, "load start"):
                     observers = stack.enter_context(Observers(recorder))
                     operations.watcher = observers
@@ -207,6 +238,7 @@ class Run:
                     EventKind.LOAD_ENDED,
                     **{name: getattr(report, name) for name in report.__slots__},
                 )
+                self._keep_warm(ground, operations)
         except HarnessError as error:
             because = f"{type(error).__name__}: {error}"
             self.progress(f"{ground.scenario.name} [{ground.mode}]: {because}")
@@ -291,9 +323,10 @@ class Run:
         for path in scratch:
             shutil.rmtree(path, ignore_errors=True)
         left = sweep.find_of(self.label)
+        kept = frozenset() if self._warm is None else self._warm.engine.parts()
         things = {
-            "containers": list(left.containers),
-            "processes": [str(pid) for pid in left.processes],
+            "containers": [name for name in left.containers if name not in kept],
+            "processes": [str(pid) for pid in left.processes if str(pid) not in kept],
             "directories": [str(path) for path in scratch if path.exists()],
         }
         if any(things.values()):
@@ -307,45 +340,6 @@ class Run:
                 if log.is_file() and not log.name.startswith("golden-"):
                     shutil.move(str(log), target / log.name)
 
-    def _golden_pair(self, old: Path, new: Path, launch: Launch) -> GoldenPair:
-        """Return the known-good answers for both checkpoints, measured once per engine build, flags and weights."""
-        vocabulary = int(read_checkpoint(old).config["vocab_size"])
-
-        def golden(source: Path, prompts: tuple[tuple[int, ...], ...]) -> Golden:
-            served = replace(launch, checkpoint_root=source.parent, checkpoint_name=source.name)
-            request = GoldenRequest(
-                source=source,
-                weights_id=weights_id(source),
-                launch=served,
-                prompts=prompts,
-                vocabulary_size=vocabulary,
-            )
-            key = golden_key(self.identity, request)
-            if key not in self._goldens:
-                kept = default_cache() / "goldens" / f"{key}.json"
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                if not kept.is_file():
-                    self.progress(f'measuring known-good answers of "{source.name}" on {self.identity.label} (once)')
-                    measure_golden(
-                        self.starter,
-                        request,
-                        api_key=self.api_key,
-                        seed=self.settings.seed,
-                        ready_limit_s=300.0,
-                        forward=forward_pass_for(source),
-                    ).save(kept)
-                self._goldens[key] = Golden.load(kept)
-            return self._goldens[key]
-
-        def measure(attempt: int) -> GoldenPair:
-            prompts = canary_prompts(vocabulary, seed=self.settings.seed, attempt=attempt)
-            return GoldenPair(golden(old, prompts), golden(new, prompts))
-
-        pair, warnings = choose_pair(measure)
-        for warning in warnings:
-            self.progress(f"warning: {warning}")
-        return pair
-
     def _with_models(self, scenario: Scenario) -> Scenario:
         """Replace the declared checkpoints by those the user asked for."""
         settings = self.settings
@@ -355,21 +349,56 @@ class Run:
             return replace(scenario, old=smollm2(), new=smollm2(seed=SMOLLM2_FINE_TUNE_SEED))
         return scenario
 
+    def _in_the_fitting_direction(self, scenario: Scenario) -> Scenario:
+        """Let the rollouts of a run go back and forth: what one leaves running is what the next one begins with.
+
+        Only made checkpoints change places; a user's old checkpoint stays the old one.
+        """
+        if self._warm is None or self.settings.old is not None or scenario.old.name == scenario.new.name:
+            return scenario
+        if self._warm.weights_id == weights_id(scenario.new.build(default_cache())):
+            return replace(scenario, old=scenario.new, new=scenario.old)
+        return scenario
+
+    def _take_warm(self, ground: Ground) -> Engine | None:
+        """Return the engine that was left running if it is what this scenario begins with; else end it."""
+        warm, self._warm = self._warm, None
+        if warm is None:
+            return None
+        fits = (
+            warm.weights_id == weights_id(ground.old)
+            and warm.flags == ground.launch.flags()
+            and ground.launch.weight_cache is None
+            and warm.engine.exit_code() is None
+        )
+        if fits:
+            return warm.engine
+        warm.engine.stop()
+        return None
+
+    def _keep_warm(self, ground: Ground, operations: Operations) -> None:
+        """Keep the engine running that serves the undamaged new checkpoint, if recovery was seen to be complete."""
+        if recovery_at_ns(ground.recorder.snapshot()) is None:
+            return
+        engine = operations.hand_on()
+        if engine is not None:
+            self._warm = Warm(engine=engine, weights_id=weights_id(ground.new), flags=ground.launch.flags())
+
     def _description(self) -> dict[str, Any]:
         return {
             "engine_label": self.identity.label,
             "engine_kind": self.identity.kind,
             "engine_build": self.identity.build,
             "seed": self.settings.seed,
-            "command": _command(sys.argv),
-            "commit": _commit(),
+            "command": command(sys.argv),
+            "commit": commit(),
             "started_at": wall_time(),
             "machine": {
                 "processor": self.identity.hardware,
                 "system": platform.platform(),
                 "python": platform.python_version(),
-                "engine_cores": _listed(self.cores.engine),
-                "load_cores": _listed(self.cores.load),
+                "engine_cores": listed(self.cores.engine),
+                "load_cores": listed(self.cores.load),
             },
             "settings": self.settings.as_json(),
         }
@@ -386,71 +415,3 @@ class Run:
     def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
         with self._phase(recorder, phase):
             act()
-
-
-def _command(arguments: list[str]) -> str:
-    """Return a command that a person can type to do this again."""
-    program = Path(arguments[0]).name
-    words = ["python", "-m", Path(arguments[0]).parent.name] if program == "__main__.py" else [program]
-    return shlex.join([*words, *arguments[1:]])
-
-
-def _listed(cores: tuple[int, ...]) -> str:
-    return ", ".join(str(core) for core in cores) or "not pinned"
-
-
-def _commit() -> str:
-    """Return the commit the harness runs from, marked when files are changed; empty outside a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _narrator(progress: Progress, name: str, mode: Mode) -> Callable[[Event], None]:
-    """Tell people what is happening, as it happens."""
-    started = now_ns()
-
-    def tell(event: Event) -> None:
-        words = _SENTENCES.get(event.kind)
-        if words is not None:
-            elapsed_s = seconds_between(started, now_ns())
-            progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {words.format_map(_Missing(event.data))}")
-
-    return tell
-
-
-class _Missing(dict[str, Any]):
-    def __missing__(self, key: str) -> str:
-        return "?"
-
-
-_SENTENCES = {
-    EventKind.ENGINE_STARTING: "starting engine {incarnation}",
-    EventKind.ENGINE_READY: "engine {incarnation} is ready after {took_s} s",
-    EventKind.ENGINE_NOT_READY: "engine {incarnation} did not start: {reason}",
-    EventKind.ENGINE_DIED: "engine {incarnation} died, exit code {exit_code}",
-    EventKind.LOAD_STARTED: "load begins at {rate_rps} requests/s",
-    EventKind.PUBLISH_STARTED: "publishing the new checkpoint ({how})",
-    EventKind.FAULT_INJECTED: "fault {fault}: {because}",
-    EventKind.GUARD_REFUSED: "guard {guard} refused",
-    EventKind.ROLLOUT_STARTED: "rolling out ({how})",
-    EventKind.DETECTION_SEEN: "noticed at layer {layer}: {because}",
-    EventKind.REMEDY_STARTED: "remedy: {what}",
-    EventKind.RECOVERY_SEEN: "service is back",
-}
-
-
-def forward_pass_for(source: Path) -> Callable[[Path, Any], Any] | None:
-    """Return our own forward pass for small checkpoints of the Llama family, None for others."""
-    from harness.engine.reference.check import forward_logprobs, is_supported
-
-    return forward_logprobs if is_supported(source) else None

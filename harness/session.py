@@ -13,7 +13,7 @@ from harness.plugin import run_key
 from harness.run import Run
 
 HOW_TO_GET_THE_REAL_ONE = "for real vLLM in Docker: make run ENGINE=container (or harness run --engine container)"
-PASSED_ON = ("image", "vllm_version", "gpus", "python", "model", "old", "new", "seed", "results", "require")
+PASSED_ON = ("engine", "image", "vllm_version", "gpus", "python", "model", "old", "new", "seed", "results", "require")
 
 
 class _Witness:
@@ -33,17 +33,19 @@ def run_scenarios(options: argparse.Namespace) -> int:
     for path in options.paths:
         if not Path(path.partition("::")[0]).exists():
             raise UsageError(f'no scenarios at "{path}"; give a directory with scenario tests')
-    arguments = [*options.paths, "-q", "--no-header", f"--rollout-engine={options.engine}"]
+    arguments = [*options.paths, "-q", "--no-header"]
     for name in PASSED_ON:
         value = getattr(options, name)
         if value:
             arguments.append(f"--rollout-{name.replace('_', '-')}={value}")
+    # The plug-in is this very package, so pytest finds it imported; it holds no assertions that need rewriting.
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if not options.all:
         arguments += ["-m", "core"]
     if options.select:
         arguments += ["-k", options.select]
     witness = _Witness()
-    print(f"harness: engine asked for: {options.engine}; {HOW_TO_GET_THE_REAL_ONE}")
+    print(f"harness: engine asked for: {options.engine or 'auto'}; {HOW_TO_GET_THE_REAL_ONE}")
     code = int(pytest.main(arguments, plugins=[witness]))
     run = witness.run
     if run is None:

@@ -22,10 +22,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("faults", "load", "observe"),
     ("judge",),
     ("scenario",),
-    ("report", "sweep", "watchdog", "operations"),
+    ("report", "sweep", "watchdog", "operations", "goldens", "machine", "narrator"),
     ("run",),
     ("bench",),
-    ("plugin", "cli", "session"),
+    ("plugin", "cli", "session", "recording"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
 HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "pynvml", "hypothesis")

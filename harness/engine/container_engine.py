@@ -72,6 +72,10 @@ class ContainerEngine:
         """Return Docker's id of the container."""
         return str(self._container.id)
 
+    def parts(self) -> frozenset[str]:
+        """Return the short id of the container, as a sweep lists it."""
+        return frozenset({self.container_id[:12]})
+
     def exit_code(self) -> int | None:
         """Return the exit code, negative for a signal, or None while the container runs."""
         if self._exit_code is not None or self._is_removed:

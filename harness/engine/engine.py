@@ -56,6 +56,9 @@ class Engine(Protocol):
     def exit_code(self) -> int | None:
         """Return the exit code, negative for a signal, or None while the engine runs."""
 
+    def parts(self) -> frozenset[str]:
+        """Return the containers and processes it consists of, named as a sweep lists them."""
+
     def wait_ready(self, limit_s: float) -> float:
         """Wait until `/health` answers 200 and return the seconds since the start.
 
@@ -64,6 +67,41 @@ class Engine(Protocol):
 
     def stop(self, grace_s: float = 10.0) -> int | None:
         """End the engine: keep the log, ask, wait, kill the whole group, wait. Idempotent; returns the exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """A running engine under another name: what one scenario leaves running is what the next one begins with."""
+
+    engine: Engine
+    incarnation: str
+
+    @property
+    def endpoint(self) -> str:
+        """Return where the API is."""
+        return self.engine.endpoint
+
+    @property
+    def log_path(self) -> Path:
+        """Return the log, which is kept with the scenario that started the engine."""
+        return self.engine.log_path
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, or None while the engine runs."""
+        return self.engine.exit_code()
+
+    def parts(self) -> frozenset[str]:
+        """Return the containers and processes it consists of."""
+        return self.engine.parts()
+
+    def wait_ready(self, limit_s: float) -> float:
+        """Wait until the engine is ready, which it was when it was handed on: it cost nothing to start."""
+        self.engine.wait_ready(limit_s)
+        return 0.0
+
+    def stop(self, grace_s: float = 10.0) -> int | None:
+        """End the engine."""
+        return self.engine.stop(grace_s)
 
 
 class EngineStarter(Protocol):

@@ -151,6 +151,10 @@ class ProcessEngine:
         """Let them run again."""
         _signal_all(self._computing(), signal.SIGCONT)
 
+    def parts(self) -> frozenset[str]:
+        """Return the process ids of the server and of all it started."""
+        return frozenset(str(process.pid) for process in self.members())
+
     def members(self) -> list[psutil.Process]:
         """Return the living processes of this engine, also those that left its group."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]

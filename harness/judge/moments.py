@@ -149,12 +149,18 @@ def detection(history: History) -> Detection:
         for r in history.canaries()
         if r.incarnation in suspects and r.ended_ns < end and is_right(r, expected.get(r.incarnation))
     ]
-    if len(right) >= RIGHT_FOR_HARMLESS:
+    checked = [
+        event
+        for event in history.of(EventKind.CANARY_CHECKED)
+        if start <= event.at_ns < end and event.data["incarnation"] in suspects
+    ]
+    seen = (*(request.id for request in right), *(event.id for event in checked))  # a wrong one would be a sign
+    if len(seen) >= RIGHT_FOR_HARMLESS:
         return Detection(
             layer=Layer.HARMLESS,
             at_ns=None,
-            because=f"{len(right)} of {len(right)} canaries were right: nothing that clients see has changed",
-            evidence=tuple(request.id for request in right[:RIGHT_FOR_HARMLESS]),
+            because=f"{len(seen)} of {len(seen)} canaries were right: nothing that clients see has changed",
+            evidence=seen[:RIGHT_FOR_HARMLESS],
         )
     return Detection(layer=Layer.NEVER, at_ns=None, because="nobody noticed anything")
 

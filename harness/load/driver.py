@@ -88,15 +88,15 @@ class LoadDriver:
     def spawn(self) -> None:
         """Start the load process, which needs a moment for its imports, without waiting for it.
 
-        Raises: LoadBroken when it was started before.
+        Raises: LoadBroken when it was started before or cannot be.
         """
         if self._process is not None:
             raise LoadBroken("the load was started already")
         try:
             self._spawn()
-        except BaseException:
+        except OSError as error:
             self.close()
-            raise
+            raise LoadBroken(f'the load process cannot be started in "{self._directory}": {error}') from error
 
     def start(self, endpoint: str = "", incarnation: str = "") -> int:
         """Start the arrivals, and the load process where that was not done; return the time that arrivals count from.
@@ -105,13 +105,11 @@ class LoadDriver:
 
         Raises: LoadBroken when it does not come up within its limit; nothing is left behind then.
         """
-        if self._process is not None:
+        if self._start_ns is not None:
             raise LoadBroken("the load was started already")
+        if self._process is None:
+            self.spawn()
         try:
-            try:
-                self._spawn()
-            except OSError as error:
-                raise LoadBroken(f'the load process cannot be started in "{self._directory}": {error}') from error
             self._await(self._news, what="get ready", limit_s=START_LIMIT_S, wanted=lambda message: "ready" in message)
             if endpoint:
                 self.admit(endpoint, incarnation)

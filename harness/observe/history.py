@@ -34,7 +34,7 @@ class RequestResult(StrEnum):
     CLOSED = "closed"  # likewise, but an orderly end
     HTTP_4XX = "http_4xx"
     HTTP_5XX = "http_5xx"
-    FIRST_TOKEN_TIMEOUT = "first_token_timeout"
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a token of text
     STALL = "stall"
     DEADLINE = "deadline"
     RESET_MID_STREAM = "reset_mid_stream"

@@ -1,0 +1,92 @@
+"""Records at which layer an engine release notices each fault: from stored runs, or by bare starts without load."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.errors import HarnessError, UsageError
+from harness.judge.expectations import load_expectations, record_start
+from harness.judge.moments import Layer, detection
+from harness.report.store import load_run
+from harness.run import Run
+from harness.scenario import Scenario
+from harness.settings import Settings
+
+Tell = Callable[[str], None]
+
+
+def accept_runs(runs: Sequence[Path], into: Path, tell: Tell) -> int:
+    """Record what the unguarded scenarios of stored runs saw, where every precondition held; return how many.
+
+    Raises: UsageError when a directory is not a run.
+    """
+    accepted = 0
+    for directory in runs:
+        run = load_run(directory)
+        for record in run.scenarios:
+            proved = all(finding.verdict == "held" for finding in record.findings if finding.is_precondition)
+            if record.mode != "unguarded" or not proved:
+                continue
+            seen = detection(record.history)
+            layer = Layer(record.layer)
+            record_start(into, run.engine_label, record.name, layer=layer, run=run.name, seen=seen.because)
+            tell(f"{run.engine_label}: {record.name}: {layer}: {seen.because}")
+            accepted += 1
+    return accepted
+
+
+def measure_starts(
+    paths: Sequence[Path], settings: Settings, into: Path, *, starts: int, select: str, tell: Tell
+) -> tuple[int, list[str]]:
+    """Start an engine on every faulty checkpoint until `starts` starts are recorded; return how many were made.
+
+    Also returned is a sentence per start that failed: nothing is recorded of it.
+    Raises: UsageError when there are no scenarios at the paths.
+    """
+    scenarios = [scenario for scenario in collect(paths) if select in scenario.name]
+    if not scenarios:
+        raise UsageError(f'no scenario whose name holds "{select}" at {", ".join(str(path) for path in paths)}')
+    made, failed = 0, []
+    with Run(settings, progress=tell, expectations=into) as run:
+        for scenario in scenarios:
+            known = load_expectations(into, run.identity.label).get(scenario.name)
+            for number in range(1, starts + 1 - (0 if known is None else len(known.layers))):
+                try:
+                    seen, place = run.start_only(scenario, number)
+                except HarnessError as error:
+                    failed.append(f"{scenario.name}: {error}")
+                    continue
+                name = f"{run.directory.name}/{place.name}"
+                record_start(into, run.identity.label, scenario.name, layer=seen.layer, run=name, seen=seen.because)
+                tell(f"{scenario.name}: {seen.layer}: {seen.because}")
+                made += 1
+    return made, failed
+
+
+def collect(paths: Sequence[Path]) -> list[Scenario]:
+    """Return the scenarios that test modules at these paths declare, alone or in tuples, each once.
+
+    Raises: UsageError naming a module that cannot be imported.
+    """
+    files = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    found: dict[str, Scenario] = {}
+    for file in files:
+        sys.path.insert(0, str(file.absolute().parent.parent))  # scenarios import what they share as a package
+        try:
+            spec = importlib.util.spec_from_file_location(file.stem, file)
+            if spec is None or spec.loader is None:
+                raise UsageError(f'"{file}" is not a Python module')
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        except (OSError, ImportError, SyntaxError) as error:
+            raise UsageError(f'"{file}" cannot be imported: {error}') from error
+        finally:
+            sys.path.pop(0)
+        for value in vars(module).values():
+            for scenario in value if isinstance(value, tuple) else (value,):
+                if isinstance(scenario, Scenario):
+                    found.setdefault(scenario.name, scenario)
+    return list(found.values())
