@@ -23,6 +23,8 @@ GUARDS = {
     "purge-cache": "harness.guards.purge",
 }
 
+EXPECTATIONS = Path("scenarios/expectations")
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
@@ -79,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_list)
 
     expectations = commands.add_parser("expectations", help="record at which layer an engine release notices faults")
-    expectations.add_argument("--into", type=Path, default=Path("scenarios/expectations"))
     actions = expectations.add_subparsers(required=True, metavar="ACTION")
     accept = actions.add_parser("accept", help="from the unguarded scenarios of stored runs")
     accept.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    accept.add_argument("--into", type=Path, default=EXPECTATIONS)
     accept.set_defaults(command=_accept)
     measure = actions.add_parser("measure", help="by starting an engine on every faulty checkpoint, without load")
     measure.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         "--starts", type=int, default=3, help="how many starts must be recorded per scenario (default: 3)"
     )
     measure.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
+    measure.add_argument("--into", type=Path, default=EXPECTATIONS)
     _add_settings(measure)
     measure.set_defaults(command=_measure)
 
