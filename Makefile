@@ -36,7 +36,7 @@ ifeq ($(MODEL),smollm2)
 endif
 	@$(BIN)/harness run --engine $(ENGINE) $(if $(ALL),--all) $(if $(PYTHON),--python $(PYTHON)) $(if $(MODEL),--model $(MODEL)) \
 		$(if $(OLD),--old $(OLD)) $(if $(NEW),--new $(NEW)) $(if $(IMAGE),--image $(IMAGE)) $(if $(GPUS),--gpus $(GPUS)) \
-		$(if $(SEED),--seed $(SEED)) $(if $(REQUIRE),--require $(REQUIRE)) $(if $(ONLY),-k "$(ONLY)")
+		$(if $(RATE),--rate-rps $(RATE)) $(if $(SEED),--seed $(SEED)) $(if $(REQUIRE),--require $(REQUIRE)) $(if $(ONLY),-k "$(ONLY)")
 
 test: $(READY) check
 	@$(BIN)/python -m pytest tests $(if $(REQUIRE),--require $(REQUIRE))

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default=None, help="auto (default), container, process or reference")
-    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "seed", "results"):
+    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "rate-rps", "seed", "results"):
         parser.add_argument(f"--{name}", default=None)
 
 

@@ -24,6 +24,7 @@ OPTIONS = {
     "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
     "old": "directory with your old checkpoint",
     "new": "directory with your new checkpoint",
+    "rate-rps": "requests per second (default: the scenario's own; 1 for checkpoints that are not tiny)",
     "seed": "seed of the load and of everything random",
     "results": "directory for results",
     "expectations": "directory with the recorded detection layers of engine releases",

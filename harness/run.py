@@ -6,7 +6,7 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, pause, poll_until, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter
+from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import FaultNotProved, HarnessError, LeftOver, WaitExpired
 from harness.goldens import Goldens
@@ -40,6 +40,7 @@ from harness.settings import Settings
 POLL_S = 0.1
 STOP_LIMIT_S = 20.0
 SMOLLM2_FINE_TUNE_SEED = 2
+MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +211,8 @@ class Run:
                     engine = operations.start_old(self._take_warm(ground))
                 with self._phase(recorder, "load start"):
                     observers = stack.enter_context(Observers(recorder))
+                    if isinstance(self.starter, Eventful):
+                        stack.enter_context(self.starter.watch_events(_container_recorder(recorder)))
                     operations.watcher = observers
                     observers.watch(engine.endpoint, engine.incarnation, self.api_key)
                     start_ns = driver.start(engine.endpoint, engine.incarnation)
@@ -343,11 +346,14 @@ class Run:
     def _with_models(self, scenario: Scenario) -> Scenario:
         """Replace the declared checkpoints by those the user asked for."""
         settings = self.settings
+        rate_rps = settings.rate_rps
         if settings.old is not None and settings.new is not None:
-            return replace(scenario, old=directory(settings.old), new=directory(settings.new))
-        if settings.model == "smollm2":
-            return replace(scenario, old=smollm2(), new=smollm2(seed=SMOLLM2_FINE_TUNE_SEED))
-        return scenario
+            scenario = replace(scenario, old=directory(settings.old), new=directory(settings.new))
+            rate_rps = rate_rps or MODEL_RATE_RPS
+        elif settings.model == "smollm2":
+            scenario = replace(scenario, old=smollm2(), new=smollm2(seed=SMOLLM2_FINE_TUNE_SEED))
+            rate_rps = rate_rps or MODEL_RATE_RPS
+        return scenario if rate_rps is None else scenario.at_rate(rate_rps)
 
     def _in_the_fitting_direction(self, scenario: Scenario) -> Scenario:
         """Let the rollouts of a run go back and forth: what one leaves running is what the next one begins with.
@@ -415,3 +421,12 @@ class Run:
     def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
         with self._phase(recorder, phase):
             act()
+
+
+def _container_recorder(recorder: Recorder) -> Callable[[str, str, Mapping[str, str]], None]:
+    def record(incarnation: str, action: str, attributes: Mapping[str, str]) -> None:
+        recorder.event(
+            "docker", EventKind.CONTAINER, incarnation=incarnation, action=action, attributes=dict(attributes)
+        )
+
+    return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -149,6 +149,13 @@ class Scenario:
             if count > 1:
                 problems.append(f"{count} {what} faults, at most one is possible")
         return problems
+
+    def at_rate(self, rate_rps: float) -> Scenario:
+        """Return the same scenario at another request rate, with its times stretched so that as many requests fit."""
+        stretch = self.load.rate_rps / rate_rps
+        steps = (replace(s, at_s=None if s.at_s is None else s.at_s * max(1.0, stretch)) for s in self.timeline)
+        shape = replace(self.load, rate_rps=rate_rps, tail_s=self.load.tail_s * max(1.0, stretch))
+        return replace(self, load=shape, timeline=tuple(steps), limit_s=self.limit_s * max(1.0, stretch))
 
     def claims(self, mode: Mode) -> tuple[Claim, ...]:
         """Return what is claimed in a mode."""

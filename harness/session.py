@@ -13,7 +13,20 @@ from harness.plugin import run_key
 from harness.run import Run
 
 HOW_TO_GET_THE_REAL_ONE = "for real vLLM in Docker: make run ENGINE=container (or harness run --engine container)"
-PASSED_ON = ("engine", "image", "vllm_version", "gpus", "python", "model", "old", "new", "seed", "results", "require")
+PASSED_ON = (
+    "engine",
+    "image",
+    "vllm_version",
+    "gpus",
+    "python",
+    "model",
+    "old",
+    "new",
+    "rate_rps",
+    "seed",
+    "results",
+    "require",
+)
 
 
 class _Witness:
@@ -45,7 +58,8 @@ def run_scenarios(options: argparse.Namespace) -> int:
     if options.select:
         arguments += ["-k", options.select]
     witness = _Witness()
-    print(f"harness: engine asked for: {options.engine or 'auto'}; {HOW_TO_GET_THE_REAL_ONE}")
+    asked = options.engine or "auto"
+    print(f"harness: engine asked for: {asked}{'' if asked == 'container' else f'; {HOW_TO_GET_THE_REAL_ONE}'}")
     code = int(pytest.main(arguments, plugins=[witness]))
     run = witness.run
     if run is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,11 +23,12 @@ class Settings:
     engine: str = "auto"
     image: str | None = None  # None: the CPU image built from docker/
     vllm_version: str = DEFAULT_VLLM_VERSION
-    gpus: tuple[str, ...] = ()  # device ids for the container; empty: none
+    gpus: tuple[str, ...] = ()  # device ids for the container, "all" or "count=N"; empty: none
     python: Path | None = None  # interpreter with vLLM, for the process engine
     model: str | None = None  # None: what the scenario declares
     old: Path | None = None  # the user's own checkpoints, both or none
     new: Path | None = None
+    rate_rps: float | None = None  # None: the scenario's own, or MODEL_RATE_RPS for checkpoints that are not tiny
     seed: int = 1
     results: Path = Path("results")
 
@@ -35,6 +37,8 @@ class Settings:
             raise UsageError(f'engine "{self.engine}" is unknown; engines: {", ".join(ENGINES)}')
         if self.model is not None and self.model not in MODELS:
             raise UsageError(f'model "{self.model}" is unknown; models: {", ".join(MODELS)}')
+        if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
+            raise UsageError(f"rate must be a positive number of requests/s, got {self.rate_rps:g}")
         if (self.old is None) != (self.new is None):
             raise UsageError("the old and the new checkpoint must be given together")
         if self.model is not None and self.old is not None:
@@ -63,7 +67,7 @@ def settings_from(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         try:
             given[name] = kind(value)
         except ValueError:
-            raise UsageError(f'{name} must be a whole number, got "{value}"') from None
+            raise UsageError(f'{name} must be a {"whole " if kind is int else ""}number, got "{value}"') from None
     return Settings(**given)
 
 
@@ -86,6 +90,7 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "model": str,
     "old": _path,
     "new": _path,
+    "rate_rps": float,
     "seed": int,
     "results": _path,
 }

@@ -26,8 +26,23 @@ def _container(settings: Settings, progress: Progress) -> EngineStarter:
     from harness.engine.image import ensure_image
 
     if settings.image is not None:
-        return ContainerStarter(settings.image, gpus=settings.gpus)
-    return ContainerStarter(ensure_image(settings.vllm_version, progress=progress).name, gpus=settings.gpus)
+        return ContainerStarter(settings.image, gpus=_gpus(settings))
+    return ContainerStarter(ensure_image(settings.vllm_version, progress=progress).name, gpus=_gpus(settings))
+
+
+def _gpus(settings: Settings) -> tuple[str, ...] | int:
+    """Return ids, or how many: `all`, `count=2`.
+
+    Raises: UsageError when the count is no whole number.
+    """
+    if settings.gpus == ("all",):
+        return -1
+    if len(settings.gpus) == 1 and settings.gpus[0].startswith("count="):
+        count = settings.gpus[0].removeprefix("count=")
+        if not count.isdigit() or count == "0":
+            raise UsageError(f'gpus "{settings.gpus[0]}": expected ids such as 0,1, "all", or "count=2"')
+        return int(count)
+    return settings.gpus or 0
 
 
 def _process(settings: Settings, progress: Progress) -> EngineStarter:
@@ -58,7 +73,7 @@ def _best(settings: Settings, progress: Progress) -> EngineStarter:
     from harness.engine.container import ContainerStarter
     from harness.engine.image import image_name
 
-    starter = ContainerStarter(settings.image or image_name(settings.vllm_version), gpus=settings.gpus)
+    starter = ContainerStarter(settings.image or image_name(settings.vllm_version), gpus=_gpus(settings))
     try:
         starter.identity()
     except EnvironmentMissing as missing:

@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
 from harness.engine.container_engine import ContainerEngine
+from harness.engine.container_events import OnContainerEvent, container_events
 from harness.engine.container_options import PLUGIN_DIRECTORY, ContainerOptions, container_options, container_user
 from harness.engine.docker_daemon import connect, docker_sentence, present_image
 from harness.engine.engine import EngineIdentity, EngineSite
@@ -94,6 +96,15 @@ class ContainerStarter:
                 raise
         self._engines.append(engine)
         return engine
+
+    def watch_events(self, on_event: OnContainerEvent) -> AbstractContextManager[None]:
+        """Call `on_event(incarnation, action, attributes)` for what happens to this run's containers.
+
+        Raises: UsageError when the starter is not open.
+        """
+        if self._site is None:
+            raise UsageError("container events cannot be watched: the starter is not open")
+        return container_events(self._site.run_label, on_event)
 
     def close(self) -> None:
         """End every engine that still runs and remove the network. Idempotent."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -121,6 +123,14 @@ class EngineStarter(Protocol):
 
     def close(self) -> None:
         """End every engine that still runs and release what was shared. Idempotent."""
+
+
+@runtime_checkable
+class Eventful(Protocol):
+    """A starter whose platform tells what happens to its engines."""
+
+    def watch_events(self, on_event: Callable[[str, str, Mapping[str, str]], None]) -> AbstractContextManager[None]:
+        """Call `on_event(incarnation, action, attributes)` on a thread until the block ends."""
 
 
 @runtime_checkable
