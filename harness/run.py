@@ -55,8 +55,12 @@ class Warm:
 class Run:
     """One run: an engine kind, a label, a results directory, and the scenarios in it. Use as a context manager."""
 
-    def __init__(self, settings: Settings, *, progress: Progress, expectations: Path) -> None:
+    def __init__(
+        self, settings: Settings, *, progress: Progress, expectations: Path, starter: EngineStarter | None = None
+    ) -> None:
+        """Prepare a run; its engines come from `starter`, or from what the settings name when there is none."""
         self.settings = settings
+        self._given_starter = starter
         self.progress = progress
         self.expectations = expectations
         self.label = new_label()
@@ -67,7 +71,7 @@ class Run:
         self._warm: Warm | None = None
 
     def __enter__(self) -> Run:
-        self.starter: EngineStarter = starter_for(self.settings, progress=self.progress)
+        self.starter: EngineStarter = self._given_starter or starter_for(self.settings, progress=self.progress)
         self.work = work_directory(self.label)
         self.shared = shared_memory_directory(self.label)
         name = f"{wall_time()[:19].replace(':', '').replace('T', '-')}-{self.label.token}"
