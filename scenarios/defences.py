@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness import claims, load
 
-LOAD = load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=3.0)
+LOAD = load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=3.0, output_tokens=6)
 
 # Without guards: the engine notices no later than it was seen to, and the documented remedy brings service back.
 BITES = (claims.layer_as_expected(), claims.recovered(within_s=180.0))
