@@ -11,25 +11,28 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+from harness.guards.command import CommandParser
 
 # Guards have a command line of their own, so that they start fast and work alone.
 GUARDS = {
-    "preflight": "harness.guards.preflight",
-    "publish": "harness.guards.publish",
-    "rollback": "harness.guards.publish",
-    "purge-cache": "harness.guards.purge",
+    "preflight": ("harness.guards.preflight", "main"),
+    "publish": ("harness.guards.commands", "publish_main"),
+    "rollback": ("harness.guards.commands", "rollback_main"),
+    "purge-cache": ("harness.guards.commands", "purge_main"),
+    "canary": ("harness.guards.canary_command", "canary_main"),
+}
+
+SUMMARIES = {
+    "preflight": "check a checkpoint before an engine is started on it",
+    "publish": "make a checkpoint live in one step",
+    "rollback": "make the version before live again",
+    "purge-cache": "list or empty a weight cache",
+    "canary": "ask a running engine and say which checkpoint answered",
 }
 
 EXPECTATIONS = Path("scenarios/expectations")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="harness", description="Chaos and regression tests for checkpoint rollouts on vLLM.")
+    parser = CommandParser(prog="harness", description="Chaos and regression tests for checkpoint rollouts on vLLM.")
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -96,8 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(measure)
     measure.set_defaults(command=_measure)
 
-    for name in GUARDS:
-        commands.add_parser(name, help=f"see harness {name} --help", add_help=False)
+    for name, summary in SUMMARIES.items():
+        commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 
@@ -108,8 +111,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _guard(name: str, arguments: list[str]) -> int:
-    module = import_module(GUARDS[name])
-    code: int = module.main([name, *arguments] if GUARDS[name] == "harness.guards.publish" else arguments)
+    module, function = GUARDS[name]
+    code: int = getattr(import_module(module), function)(arguments)
     return code
 
 

@@ -93,6 +93,8 @@ def test_only_the_load_process_imports_locust_and_gevent() -> None:
         "harness.guards.publish",
         "harness.guards.purge",
         "harness.guards.canary",
+        "harness.guards.commands",
+        "harness.guards.canary_command",
     ],
 )
 def test_guards_and_plugin_import_nothing_heavy(module: str) -> None:

@@ -37,9 +37,14 @@ class PreflightFinding:
         return asdict(self)
 
     def as_text(self) -> str:
-        """Return the finding as two lines for people; bytes that a terminal would act on are escaped."""
-        first = f"{self.severity:<7}  {self.id}  {self.where}: {self.seen}; expected {self.expected}"
-        return f"{printable(first)}\n         mend: {printable(self.remedy)}"
+        """Return the finding for people, one line per part; bytes that a terminal would act on are escaped."""
+        parts = (
+            f"{self.id}  {self.where}",
+            f"seen      {self.seen}",
+            f"expected  {self.expected}",
+            f"mend      {self.remedy}",
+        )
+        return "\n     ".join(printable(part) for part in parts)
 
 
 def printable(text: str) -> str:

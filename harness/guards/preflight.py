@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from harness.checkpoint.survey import survey
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_USAGE, UsageError
-from harness.guards.finding import PreflightFinding, Severity
+from harness.guards.finding import PreflightFinding, Severity, printable
 from harness.guards.launch_arguments import argument_findings, effective_dtype
 from harness.guards.layout import layout_findings
 from harness.guards.side_files import differences, side_file_findings
@@ -21,6 +22,11 @@ __all__ = ["PreflightFinding", "Severity", "check", "main"]
 
 UNREAD = ("D01", "D02", "D03", "D16", "D20")  # structural findings after which tensors of a shard are not known
 ORDER = {Severity.REFUSES: 0, Severity.SILENT: 1, Severity.RISK: 2}
+HEADINGS = {
+    Severity.REFUSES: "The engine would not start:",
+    Severity.SILENT: "The engine would start and serve wrong answers:",
+    Severity.RISK: "May be meant so, look at it:",
+}
 
 
 def check(
@@ -96,8 +102,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             json.dumps({"checkpoint": str(options.checkpoint), "findings": [f.as_json() for f in findings]}, indent=1)
         )
     else:
-        for finding in findings:
-            print(finding.as_text())
-        risks = len(findings) - blocking
-        print(f"{blocking} findings that should stop the rollout, {risks} risks")
+        for severity, group in groupby(findings, key=lambda finding: finding.severity):
+            print(HEADINGS[severity])
+            for finding in group:
+                print(f"\n{finding.as_text()}")
+            print()
+        print(_verdict(options.checkpoint, blocking, len(findings) - blocking))
     return EXIT_BROKEN if blocking else EXIT_HELD
+
+
+def _verdict(checkpoint: Path, blocking: int, risks: int) -> str:
+    also = f"; {risks} {'risk' if risks == 1 else 'risks'} to look at" if risks else ""
+    if not blocking:
+        return printable(f'"{checkpoint}": nothing that should stop the rollout{also}')
+    counted = f"{blocking} {'finding' if blocking == 1 else 'findings'}"
+    return printable(f'"{checkpoint}": do not roll out, {counted}{also}')

@@ -1,0 +1,119 @@
+"""The guards as commands: `harness publish`, `rollback` and `purge-cache`, for deploy scripts and init containers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import EXIT_BROKEN, EXIT_HELD
+from harness.guards.command import CommandParser, print_json
+from harness.guards.finding import printable
+from harness.guards.publish import KEPT_VERSIONS, Published, publish, rollback
+from harness.guards.purge import CacheEntry, list_cache, purge
+
+
+def publish_main(argv: Sequence[str]) -> int:
+    """Run `harness publish`; return 0 when the checkpoint is live.
+
+    Raises: UsageError, WaitExpired, OSError as `publish` does; the old version is live then.
+    """
+    parser = CommandParser(
+        prog="harness publish",
+        description="Copy a checkpoint beside the live one and make it live in one step. "
+        "A running engine does not notice: start it anew.",
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="the checkpoint to publish; it is only read")
+    _add_root(parser)
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=KEPT_VERSIONS,
+        metavar="N",
+        help=f"how many versions stay for a rollback (default: {KEPT_VERSIONS})",
+    )
+    options = parser.parse_args(argv)
+    published = publish(options.source, options.root, name=options.name, keep=options.keep)
+    return _say_live(published, options)
+
+
+def rollback_main(argv: Sequence[str]) -> int:
+    """Run `harness rollback`; return 0 when the version before is live again.
+
+    Raises: UsageError when there is none.
+    """
+    parser = CommandParser(
+        prog="harness rollback",
+        description="Make the version before the live one live again. A running engine does not notice: start it anew.",
+    )
+    _add_root(parser)
+    options = parser.parse_args(argv)
+    return _say_live(rollback(options.root, name=options.name), options)
+
+
+def purge_main(argv: Sequence[str]) -> int:
+    """Run `harness purge-cache`; return 0 when the cache is empty now, 1 when a dry run found entries.
+
+    Raises: UsageError when the directory is no weight cache.
+    """
+    parser = CommandParser(
+        prog="harness purge-cache",
+        description="List what a weight cache holds, or empty it. Purge before an engine starts, never beside it.",
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="the cache directory, as in VLLM_WEIGHT_CACHE_PATH")
+    parser.add_argument("--yes", action="store_true", help="remove the entries; without it they are only listed")
+    parser.add_argument("--json", action="store_true", help="print the entries as JSON")
+    options = parser.parse_args(argv)
+    entries = purge(options.root).removed if options.yes else list_cache(options.root)
+    if options.json:
+        print_json(
+            {
+                "root": str(options.root),
+                "removed": options.yes,
+                "entries": [
+                    {"name": e.name, "size_bytes": e.size_bytes, "is_complete": e.is_complete, "model": e.model}
+                    for e in entries
+                ],
+            }
+        )
+    else:
+        for entry in entries:
+            print(_described(entry))
+        size_bytes = sum(entry.size_bytes for entry in entries)
+        counted = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_bytes:,} bytes"
+        if not entries:
+            print(printable(f'"{options.root}" holds no cache entries'))
+        elif options.yes:
+            print(f"removed: {counted}")
+        else:
+            print(f"found: {counted}; nothing was removed, add --yes to remove them")
+    return EXIT_BROKEN if entries and not options.yes else EXIT_HELD
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("root", type=Path, metavar="ROOT", help="the directory that the engine's host mounts")
+    parser.add_argument("--name", default="live", help="the link in ROOT that the engine serves (default: live)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _say_live(published: Published, options: argparse.Namespace) -> int:
+    live, previous = options.root / options.name, published.previous
+    if options.json:
+        print_json(
+            {
+                "live": str(live),
+                "version": str(published.version_path),
+                "previous": None if previous is None else str(previous),
+            }
+        )
+    else:
+        before = "nothing" if previous is None else f'version {previous.name} ("{previous}")'
+        version = published.version_path
+        print(printable(f'live: "{live}" is now version {version.name} ("{version}"); before: {before}'))
+    return EXIT_HELD
+
+
+def _described(entry: CacheEntry) -> str:
+    state = "" if entry.is_complete else "unfinished, "
+    filled = f'filled from "{entry.model}"' if entry.model else "says nothing about where it is from"
+    return printable(f"{entry.name}  {entry.size_bytes:>15,} bytes  {state}{filled}")
