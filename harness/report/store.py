@@ -223,7 +223,7 @@ def measure(history: History) -> dict[str, float | int | str | None]:
     }
 
 
-_ENGINE_AND_LOAD = frozenset({"engine", "load"})  # phases in which the harness waits for what was planned
+_ENGINE_AND_LOAD = frozenset({"engine", "golden", "load"})  # phases in which the harness waits for what was planned
 
 
 def _median_ms(history: History, window: Window) -> float | None:
