@@ -80,6 +80,7 @@ def collect(paths: Sequence[Path]) -> list[Scenario]:
             if spec is None or spec.loader is None:
                 raise UsageError(f'"{file}" is not a Python module')
             module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # where a dataclass in it looks up its own module
             spec.loader.exec_module(module)
         except (OSError, ImportError, SyntaxError) as error:
             raise UsageError(f'"{file}" cannot be imported: {error}') from error

@@ -1,0 +1,69 @@
+"""Scenarios are found in test modules as pytest would find them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.recording import collect
+
+MODULE = '''
+"""What goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness import Scenario, claims, load, models
+from harness.faults import Injected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDamage:
+    name: ClassVar[str] = "own_damage"
+    fault_id: ClassVar[str] = "D15"
+
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+    def damage(self, target, *, old, random) -> Injected:
+        raise NotImplementedError
+
+
+SCENARIO = Scenario(
+    name="own_fault",
+    old=models.tiny_llama(1),
+    new=models.tiny_llama(2),
+    faults=(OwnDamage(),),
+    load=load.steady(rate_rps=1.0),
+    unguarded=(claims.recovered(within_s=1.0),),
+    guarded=(claims.recovered(within_s=1.0),),
+)
+OTHERS = (SCENARIO,)
+'''
+
+
+@pytest.fixture(autouse=True)
+def _same_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_module_with_a_fault_of_its_own_is_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text(MODULE)
+    (scenario,) = collect([tmp_path])
+    assert scenario.name == "own_fault"
+    assert scenario.about == "What goes wrong."
+
+
+def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("import a_module_that_is_not_there")
+    with pytest.raises(UsageError, match=r"test_own\.py.*cannot be imported"):
+        collect([tmp_path])
