@@ -19,7 +19,7 @@ from harness.engine.launch import (
     WEIGHT_CACHE_PATH_VARIABLE,
     Launch,
 )
-from harness.engine.process_child import ENGINE_VARIABLE, ProcessEngine, processor_name
+from harness.engine.process_child import ENGINE_VARIABLE, ProcessEngine, engine_label, processor_name
 from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.label import DIRECTORY_PREFIX, LABEL_VARIABLE
 
@@ -107,11 +107,11 @@ class ProcessStarter:
         site, packages = self._site, self._identify()
         if site is None or self._spawner is None:
             raise UsageError(f'engine "{incarnation}" cannot be started: its starter is not open')
-        label = f"{site.run_label}/{incarnation}"
         is_cpu = self._is_cpu(packages)
         port = _hold_port()
         number = port.getsockname()[1]
         scratch = _scratch_directory(site)
+        label = engine_label(site, incarnation, scratch)
         engine = ProcessEngine(
             incarnation=incarnation,
             endpoint=f"http://{_LOOPBACK}:{number}",

@@ -16,6 +16,7 @@ from typing import IO, BinaryIO
 import psutil
 
 from harness.clock import now_ns, poll_until
+from harness.engine.engine import EngineSite
 from harness.engine.ready import copy_log, wait_healthy
 from harness.errors import HarnessError, LeftOver, UsageError, WaitExpired
 from harness.label import LABEL_VARIABLE, SHARED_MEMORY
@@ -229,6 +230,11 @@ class ProcessEngine:
         if not found:
             raise UsageError(f'engine "{self._incarnation}" has ended: no process computes')
         return found
+
+
+def engine_label(site: EngineSite, incarnation: str, scratch: Path) -> str:
+    """Return what the processes of one engine wear; an incarnation is used again in the next scenario of a run."""
+    return f"{site.run_label}/{incarnation}/{scratch.name}"
 
 
 def processor_name() -> str:

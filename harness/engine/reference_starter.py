@@ -13,7 +13,7 @@ from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.launch import WEIGHT_CACHE_KEY_VARIABLE, WEIGHT_CACHE_PATH_VARIABLE, Launch
-from harness.engine.process_child import ENGINE_VARIABLE, RUN_VARIABLE, ProcessEngine, processor_name
+from harness.engine.process_child import ENGINE_VARIABLE, RUN_VARIABLE, ProcessEngine, engine_label, processor_name
 from harness.engine.reference.version import PARENT_VARIABLE, REFERENCE_VERSION
 from harness.errors import EnvironmentMissing, UsageError
 
@@ -59,14 +59,16 @@ class ReferenceStarter:
             raise UsageError(f'engine "{incarnation}" cannot be started: its starter is not open')
         port = _held_port()
         number = port.getsockname()[1]
+        scratch = Path(tempfile.mkdtemp(prefix="e-", dir=site.work_directory))
+        label = engine_label(site, incarnation, scratch)
         engine = ProcessEngine(
             incarnation=incarnation,
             endpoint=f"http://{_LOOPBACK}:{number}",
             log_path=site.log_directory / f"{incarnation}.log",
-            label=f"{site.run_label}/{incarnation}",
+            label=label,
             secrets=(site.api_key,),
             port=port,
-            scratch=Path(tempfile.mkdtemp(prefix="e-", dir=site.work_directory)),
+            scratch=scratch,
         )
         model = str(launch.checkpoint_root.absolute() / launch.checkpoint_name)
         arguments = launch.arguments(model=model, host=_LOOPBACK, port=number)
@@ -74,7 +76,7 @@ class ReferenceStarter:
             with _pinned(site.engine_cpus):
                 engine.spawn(
                     (sys.executable, "-P", "-m", "harness.engine.reference", *arguments),
-                    environment=self._environment(launch, site=site, incarnation=incarnation),
+                    environment=self._environment(launch, site=site, label=label),
                 )
         except OSError as error:
             engine.stop()
@@ -88,7 +90,7 @@ class ReferenceStarter:
         for engine in self._engines:
             engine.stop()
 
-    def _environment(self, launch: Launch, *, site: EngineSite, incarnation: str) -> dict[str, str]:
+    def _environment(self, launch: Launch, *, site: EngineSite, label: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
         cache: dict[str, str] = {}
         if launch.weight_cache is not None:
@@ -101,7 +103,7 @@ class ReferenceStarter:
         return {
             **kept,
             RUN_VARIABLE: site.run_label,
-            ENGINE_VARIABLE: f"{site.run_label}/{incarnation}",
+            ENGINE_VARIABLE: label,
             PARENT_VARIABLE: str(os.getpid()),
             "VLLM_API_KEY": site.api_key,
             "PYTHONUNBUFFERED": "1",

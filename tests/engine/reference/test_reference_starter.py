@@ -177,3 +177,25 @@ signal.pause()
             return True
 
     poll_until(gone, what="end of the orphaned engine", limit_s=10)
+
+
+def test_stopping_an_engine_leaves_another_of_the_same_name_alone(tmp_path: Path, checkpoint: Path) -> None:
+    # The engine that a scenario hands on has a name that the next scenario uses again.
+    starter = ReferenceStarter()
+    starter.open(
+        EngineSite(
+            run_label=str(new_label()),
+            log_directory=tmp_path / "logs",
+            work_directory=tmp_path / "work",
+            api_key=API_KEY,
+        )
+    )
+    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name)
+    try:
+        first, second = (starter.start(launch, incarnation="new-1") for _ in range(2))
+        second.wait_ready(20)
+        assert first.stop() is not None
+        assert second.exit_code() is None
+        assert second.parts() == {str(second.pid)}
+    finally:
+        starter.close()
