@@ -364,6 +364,8 @@ class Operations:
         """Let the requests that an engine still works on come to their end."""
 
         def is_idle() -> bool | None:
+            if engine.exit_code() is not None:
+                return True  # a dead engine finishes nothing
             values = scrape(engine.endpoint, api_key=self.ground.api_key)
             return True if values.get("num_requests_running", 0) + values.get("num_requests_waiting", 0) == 0 else None
 
