@@ -138,7 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("load", r"(Following|Some) weights (were|are) not initialized from checkpoint", "D03 D04 D06 C01", INCOMPLETE),
     _row("load", r"Following weights were not loaded from checkpoint", "U02", RELOAD),
     _row("load", r"There is no module or parameter named|Attempted to load nested weight", "D09 C01", SURPLUS),
-    _row("load", r"Attempted to load weight .{0,200}with dtype", "D16", PAIR),
+    _row("load", r"Attempted to load weight .{0,200}with dtype", "D16", PAIR, weight=NOTE),  # cast, then served
     _row("load", r"Attempted to load weight|Tried to load weights of size|size mismatch for \S+ ?: copying a param with shape", "D07 C02", PAIR),
     _row("load", r"The size of tensor a \(\d+\) must match the size of tensor b", "D07 C02", PAIR),
     _row("load", r"start \(\d+\) \+ length \(\d+\) exceeds dimension size", "D07 C02", PAIR),

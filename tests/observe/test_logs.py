@@ -179,3 +179,12 @@ def test_no_row_can_be_reached_only_by_nobody() -> None:
         if plain.fullmatch(words):
             first = next(other for other in SIGNATURES if other.pattern.search(words))
             assert first is SIGNATURES[index], words
+
+
+def test_a_cast_at_load_is_no_error_since_the_engine_serves_rightly_after_it() -> None:
+    line = (
+        "WARNING 11-30 02:52:11 [weight_utils.py:1] Attempted to load weight layers.1.mlp.down_proj.weight with dtype "
+    )
+    (found,) = classify(f"{line}torch.float16 into parameter with dtype torch.bfloat16")
+    assert (found.klass, found.weight) == ("load", NOTE)
+    assert not has_load_error(f"{line}torch.float16 into parameter with dtype torch.bfloat16")
