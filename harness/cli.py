@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -43,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _guard(given[0], given[1:])
         options = _parser().parse_args(given)
         command: Callable[[argparse.Namespace], int] = options.command
-        return command(options)
+        with _termination_as_interrupt():
+            return command(options)
     except HarnessError as error:
         print(f"harness: {error}", file=sys.stderr)
         return error.exit_code
@@ -55,6 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"harness: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: with everything that was started ended before."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup means it
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,11 +96,17 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     judge = commands.add_parser("judge", help="judge a stored run anew, without an engine")
-    judge.add_argument("run", type=Path)
+    judge.add_argument("run", type=Path, metavar="RUN", help="a directory under results/, such as results/latest")
+    judge.add_argument(
+        "--expectations",
+        type=Path,
+        metavar="DIR",
+        help="judge against the recorded layers as they are there now, instead of those stored with the run",
+    )
     judge.set_defaults(command=_judge)
 
     sweep = commands.add_parser("sweep", help="list what dead runs left behind, and end it with --yes")
-    sweep.add_argument("--yes", action="store_true")
+    sweep.add_argument("--yes", action="store_true", help="end what is listed")
     sweep.set_defaults(command=_sweep)
 
     listing = commands.add_parser("list", help="list the faults that can be injected")
@@ -92,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     measure = actions.add_parser("measure", help="by starting an engine on every faulty checkpoint, without load")
     measure.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
     measure.add_argument(
-        "--starts", type=int, default=3, help="how many starts must be recorded per scenario (default: 3)"
+        "--starts", type=_count, default=3, help="how many starts must be recorded per scenario (default: 3)"
     )
     measure.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
     measure.add_argument("--into", type=Path, default=EXPECTATIONS)
@@ -102,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, summary in SUMMARIES.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be a whole number from 1 on, got "{text}"')
+    return int(text)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +161,7 @@ def _judge(options: argparse.Namespace) -> int:
     from harness.judge.verdict import Verdict
     from harness.report.reports import write_reports
 
-    run = write_reports(options.run)
+    run = write_reports(options.run, expectations=options.expectations)
     for record in run.scenarios:
         print(f"{record.verdict:8}{record.layer:14}{record.name} [{record.mode}]")
         for finding in record.findings:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,7 +32,18 @@ OPTIONS = {
     "expectations": "directory with the recorded detection layers of engine releases",
 }
 MODES = ("unguarded", "guarded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What the harness could not do in a session, and how a command ends for it."""
+
+    sentence: str
+    exit_code: int
+
+
 run_key = pytest.StashKey["Run"]()
+problems_key = pytest.StashKey[list[Problem]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,26 +61,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def rollout_run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Give the run of this session: one engine kind, one label, one directory under results/."""
-    from harness.errors import EnvironmentMissing, HarnessError
     from harness.run import Run
     from harness.settings import settings_from
 
     config = request.config
     options = {name.replace("-", "_"): config.getoption(f"--rollout-{name}") for name in OPTIONS}
-    try:
+    with _one_sentence(config, ends_session=True):
         settings = settings_from(options, os.environ)
         run = Run(settings, progress=_progress(config), expectations=_expectations(config, options["expectations"]))
         run.__enter__()
-    except EnvironmentMissing as missing:
-        _absent(config, missing)
-    except HarnessError as error:
-        pytest.exit(str(error), returncode=error.exit_code)
     config.stash[run_key] = run
     try:
         yield run
     finally:
-        run.__exit__(None, None, None)
-        _write_reports(run)
+        with _one_sentence(config):
+            try:
+                run.__exit__(None, None, None)
+            finally:
+                _write_reports(run)
 
 
 @pytest.fixture(params=MODES)
@@ -81,14 +92,12 @@ def run_scenario(
     rollout_run: Run, rollout_mode: str, request: pytest.FixtureRequest
 ) -> Callable[[Scenario], ScenarioRecord]:
     """Give a function that runs a scenario in the mode of this test and returns it judged."""
-    from harness.errors import EnvironmentMissing
     from harness.scenario import Mode
 
     def run(scenario: Scenario) -> ScenarioRecord:
-        try:
+        __tracebackhide__ = True
+        with _one_sentence(request.config):
             return rollout_run.scenario(scenario, Mode(rollout_mode))
-        except EnvironmentMissing as missing:
-            _absent(request.config, missing)
 
     return run
 
@@ -126,9 +135,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if run is None or not run.records:
         return
     verdicts = [record.verdict for record in run.records]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts)))
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in sorted(set(verdicts))]
+    problems = config.stash.get(problems_key, [])
+    counts += [f"{len(problems)} could not be run"] if problems else []
     terminalreporter.section("rollout scenarios")
-    terminalreporter.write_line(f"engine: {run.identity.label} ({run.identity.kind}); {counts}")
+    terminalreporter.write_line(f"engine: {run.identity.label} ({run.identity.kind}); {', '.join(counts)}")
     terminalreporter.write_line(f"report: {run.directory / 'report.html'}")
 
 
@@ -149,12 +160,36 @@ def _expectations(config: pytest.Config, given: str | None) -> Path:
     return Path(given) if given else config.rootpath / "scenarios" / "expectations"
 
 
-def _absent(config: pytest.Config, missing: Any) -> NoReturn:
-    """Skip for a missing resource, or fail where it was required."""
-    required = config.getoption("--rollout-require").split(",")
-    if missing.resource in required:
-        pytest.fail(f"{missing} (required)", pytrace=False)
-    pytest.skip(str(missing))
+@contextmanager
+def _one_sentence(config: pytest.Config, *, ends_session: bool = False) -> Iterator[None]:
+    """Turn what the harness could not do into a skip or a failure of one sentence, without a traceback.
+
+    A missing resource skips, or fails where it was required.
+    """
+    from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, EnvironmentMissing, HarnessError
+
+    __tracebackhide__ = True
+    try:
+        yield
+    except EnvironmentMissing as missing:
+        is_required = missing.resource in config.getoption("--rollout-require").split(",")
+        _note(config, str(missing), EXIT_USAGE)
+        if is_required:
+            pytest.fail(f"{missing} (required)", pytrace=False)
+        pytest.skip(str(missing))
+    except (HarnessError, OSError) as error:
+        if isinstance(error, HarnessError):
+            sentence, code = str(error), max(error.exit_code, EXIT_UNKNOWN)  # broken is a verdict on an engine only
+        else:
+            sentence, code = f"the system refused what the run needs: {error}", EXIT_UNKNOWN
+        _note(config, sentence, code)
+        if ends_session:
+            pytest.exit(sentence, returncode=code)
+        pytest.fail(sentence, pytrace=False)
+
+
+def _note(config: pytest.Config, sentence: str, exit_code: int) -> None:
+    config.stash.setdefault(problems_key, []).append(Problem(sentence=sentence, exit_code=exit_code))
 
 
 def _write_reports(run: Run) -> None:

@@ -33,7 +33,8 @@ from harness.narrator import Progress, narrator
 from harness.observe.history import EventKind, Recorder, Request, load_history
 from harness.observe.probes import Observers
 from harness.operations import LIVE, Ground, Operations, weight_cache_of
-from harness.report.store import ScenarioRecord, create_run, declare, finish_run, judge_scenario
+from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
+from harness.requirements import require
 from harness.scenario import Action, Mode, Scenario, Step
 from harness.settings import Settings
 
@@ -69,14 +70,17 @@ class Run:
         self.records: list[ScenarioRecord] = []
         self._stack = ExitStack()
         self._warm: Warm | None = None
+        self._is_interrupted = False
 
     def __enter__(self) -> Run:
+        require(self.settings)
         self.starter: EngineStarter = self._given_starter or starter_for(self.settings, progress=self.progress)
         self.work = work_directory(self.label)
         self.shared = shared_memory_directory(self.label)
         name = f"{wall_time()[:19].replace(':', '').replace('T', '-')}-{self.label.token}"
         try:
             self._stack.enter_context(watchdog.watch(self.label))
+            self._stack.callback(self._end_left_overs)  # also after a second Ctrl-C in the middle of the clean-up
             for scratch in (self.work, self.shared):
                 scratch.mkdir(mode=0o755)
                 self._stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -102,9 +106,12 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         try:
-            finish_run(self.directory)
+            if not self._is_interrupted:
+                finish_run(self.directory)
         finally:
             self._stack.close()
+
+    def _end_left_overs(self) -> None:
         left = sweep.find_of(self.label)
         if not left.is_empty():
             sweep.end(self.label)
@@ -116,9 +123,13 @@ class Run:
         Raises: EnvironmentMissing; UsageError when the scenario cannot be run with these settings.
         """
         scenario = self._in_the_fitting_direction(self._with_models(scenario))
-        ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
-        self._play(ground, place)
-        record = self._release_ground(ground, place)
+        try:
+            ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
+            self._play(ground, place)
+            record = self._release_ground(ground, place)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
         self.records.append(record)
         self.progress(f"{scenario.name} [{mode}]: {record.verdict} (noticed at: {record.layer})")
         return record
@@ -195,6 +206,7 @@ class Run:
         self._collect_logs(place / "logs")
         self._look_for_left_overs(ground, ground.work, ground.cache.parent)
         ground.recorder.close()
+        ground.recorder.require_written()
         return judge_scenario(place)
 
     def _play(self, ground: Ground, place: Path) -> None:
@@ -202,7 +214,7 @@ class Run:
         recorder = ground.recorder
         recorder.event("runner", EventKind.SCENARIO_STARTED, scenario=ground.scenario.name, mode=ground.mode)
         operations = Operations(ground)
-        because = "timeline finished"
+        because = TIMELINE_FINISHED
         try:
             with ExitStack() as stack:
                 stack.callback(self._timed, recorder, "engine", operations.stop_all)
@@ -246,7 +258,7 @@ class Run:
                     **{name: getattr(report, name) for name in report.__slots__},
                 )
                 self._keep_warm(ground, operations)
-        except HarnessError as error:
+        except (HarnessError, OSError) as error:  # such as a disk that is full
             because = f"{type(error).__name__}: {error}"
             self.progress(f"{ground.scenario.name} [{ground.mode}]: {because}")
         recorder.event("runner", EventKind.SCENARIO_ENDED, because=because)
@@ -316,6 +328,7 @@ class Run:
 
         def look() -> Any:
             operations.look_after_engines()
+            ground.recorder.require_written()
             return ask()
 
         limit_s = min(limit_s, ground.deadline.remaining_s())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli import exit_code_of
-from harness.errors import EXIT_BROKEN, EXIT_UNKNOWN, EXIT_USAGE, UsageError
-from harness.plugin import run_key
+from harness.engine.choose import starter_for
+from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, UsageError
+from harness.plugin import Problem, problems_key, run_key
+from harness.requirements import require
 from harness.run import Run
+from harness.settings import settings_from
 
 HOW_TO_GET_THE_REAL_ONE = "for real vLLM in Docker: make run ENGINE=container (or harness run --engine container)"
 PASSED_ON = (
@@ -30,25 +35,51 @@ PASSED_ON = (
 
 
 class _Witness:
-    """Keeps the run that the plug-in made, so that the last line can speak of it."""
+    """Keeps what the plug-in saw, so that the last lines can speak of it."""
 
-    run: Run | None = None
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.problems: list[Problem] = []
+        self.is_interrupted = False
+        self.is_crashed = False
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "core: one variant per fault family; harness run without --all runs these")
+        config.stash[problems_key] = self.problems
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.run = session.config.stash.get(run_key, None)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.is_interrupted = excinfo.errisinstance(KeyboardInterrupt)
+
+    def pytest_internalerror(self) -> None:
+        self.is_crashed = True
 
 
 def run_scenarios(options: argparse.Namespace) -> int:
     """Run scenarios with pytest and return the exit code of their verdicts.
 
-    Raises: UsageError when there is nothing to run at the given paths.
+    Raises: UsageError when there is nothing to run at the given paths or with these options; EnvironmentMissing when
+    the engine asked for cannot be had here.
     """
     for path in options.paths:
         if not Path(path.partition("::")[0]).exists():
             raise UsageError(f'no scenarios at "{path}"; give a directory with scenario tests')
-    arguments = [*options.paths, "-q", "--no-header"]
+    settings = settings_from(vars(options), os.environ)
+    require(settings)
+    # Choosing by itself, the run says why it took which engine; an engine that was named must be there.
+    starter_for(settings, progress=_silence if settings.engine == "auto" else print).identity()
+    witness = _Witness()
+    print(f"harness: engine asked for: {settings.engine}; {HOW_TO_GET_THE_REAL_ONE}", flush=True)
+    code = int(pytest.main(_arguments(options), plugins=[witness]))
+    return _conclude(witness, code, options)
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    arguments = [*options.paths, "-q", "--no-header", "--tb=line"]  # a verdict is a sentence, not a place in the code
     for name in PASSED_ON:
-        value = getattr(options, name)
+        value: Any = getattr(options, name)
         if value:
             arguments.append(f"--rollout-{name.replace('_', '-')}={value}")
     # The plug-in is this very package, so pytest finds it imported; it holds no assertions that need rewriting.
@@ -57,17 +88,39 @@ def run_scenarios(options: argparse.Namespace) -> int:
         arguments += ["-m", "core"]
     if options.select:
         arguments += ["-k", options.select]
-    witness = _Witness()
-    asked = options.engine or "auto"
-    print(f"harness: engine asked for: {asked}{'' if asked == 'container' else f'; {HOW_TO_GET_THE_REAL_ONE}'}")
-    code = int(pytest.main(arguments, plugins=[witness]))
+    return arguments
+
+
+def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
+    """Print the last lines and return the exit code."""
+    for sentence in dict.fromkeys(problem.sentence for problem in witness.problems):
+        print(f"harness: {sentence}")
     run = witness.run
-    if run is None:
-        return code if code in (EXIT_BROKEN, EXIT_UNKNOWN, EXIT_USAGE) else EXIT_UNKNOWN
-    hint = f"; {HOW_TO_GET_THE_REAL_ONE}" if run.identity.kind == "reference" else ""
-    what = "the reference engine, which is not vLLM" if run.identity.kind == "reference" else run.identity.label
-    print(f"harness: {len(run.records)} scenarios ran on {what}{hint}")
-    print(f"harness: report: {run.directory / 'report.html'}")
-    verdicts = exit_code_of([record.verdict for record in run.records])
+    if run is not None:
+        is_reference = run.identity.kind == "reference"
+        what = "the reference engine, which is not vLLM" if is_reference else run.identity.label
+        print(
+            f"harness: {len(run.records)} scenarios ran on {what}{f'; {HOW_TO_GET_THE_REAL_ONE}' if is_reference else ''}"
+        )
+        print(f"harness: report: {run.directory / 'report.html'}")
+    verdicts = [] if run is None else [str(record.verdict) for record in run.records]
+    if witness.is_interrupted:
+        print("harness: interrupted; what was running has been ended")
+        return exit_code_of([*verdicts, "unknown"])
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        marked = "" if options.all else " among those marked core (--all takes every one)"
+        chosen = f' whose name matches "{options.select}"' if options.select else ""
+        raise UsageError(f"nothing was run: no scenario{chosen} at {', '.join(options.paths)}{marked}")
+    if not verdicts and witness.problems:
+        return max(problem.exit_code for problem in witness.problems)
+    if code == pytest.ExitCode.USAGE_ERROR:
+        return EXIT_USAGE
+    if witness.is_crashed:
+        return EXIT_UNKNOWN
+    judged = exit_code_of(verdicts)
     # A test that failed outside its scenario (a crash, a failed fixture) must not end as a success.
-    return verdicts if verdicts or code == 0 else EXIT_UNKNOWN
+    return judged if judged or code == 0 else EXIT_UNKNOWN
+
+
+def _silence(text: str) -> None:
+    """Take a line of progress that will be said again."""

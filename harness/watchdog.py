@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,9 @@ STOP_LIMIT_S = 5.0
 def watch(label: RunLabel) -> Iterator[int]:
     """Have everything of this run ended if this process dies inside the block; gives the watchdog's process id."""
     environment = {name: value for name, value in os.environ.items() if name != LABEL_VARIABLE}
+    environment["TMPDIR"] = (
+        tempfile.gettempdir()
+    )  # a full disk makes Python choose another one, and later the first again
     watchdog = subprocess.Popen(
         [sys.executable, "-m", "harness.watchdog", str(label)],
         stdin=subprocess.PIPE,

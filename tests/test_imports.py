@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("faults", "load", "observe"),
     ("judge",),
     ("scenario",),
-    ("report", "sweep", "watchdog", "operations", "goldens", "machine", "narrator"),
+    ("report", "sweep", "watchdog", "operations", "goldens", "machine", "narrator", "requirements"),
     ("run",),
     ("bench",),
     ("plugin", "cli", "session", "recording"),

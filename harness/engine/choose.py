@@ -16,6 +16,10 @@ def starter_for(settings: Settings, *, progress: Progress) -> EngineStarter:
 
     Raises: EnvironmentMissing when the engine asked for cannot be had here; UsageError when a needed option is absent.
     """
+    if settings.engine == "auto" and (settings.image is not None or settings.gpus):
+        return _container(settings, progress)  # who names an image or GPUs does not want the reference engine
+    if settings.engine == "auto" and settings.python is not None:
+        return _process(settings, progress)
     if settings.engine == "auto":
         return _best(settings, progress)
     return STARTERS[settings.engine](settings, progress)
@@ -50,7 +54,7 @@ def _process(settings: Settings, progress: Progress) -> EngineStarter:
 
     if settings.python is None:
         raise UsageError(
-            "the process engine needs an interpreter that has vLLM: give --rollout-python, or PYTHON= to make"
+            "the process engine needs an interpreter that has vLLM: give --python (--rollout-python to pytest, PYTHON= to make)"
         )
     return ProcessStarter(settings.python)
 
@@ -73,7 +77,7 @@ def _best(settings: Settings, progress: Progress) -> EngineStarter:
     from harness.engine.container import ContainerStarter
     from harness.engine.image import image_name
 
-    starter = ContainerStarter(settings.image or image_name(settings.vllm_version), gpus=_gpus(settings))
+    starter = ContainerStarter(image_name(settings.vllm_version))
     try:
         starter.identity()
     except EnvironmentMissing as missing:

@@ -26,7 +26,7 @@ def connect(*, timeout_s: float = 60.0) -> docker.DockerClient:
     try:
         _require_listener(place)
         return docker.from_env(timeout=int(timeout_s))
-    except (OSError, docker.errors.DockerException, requests.RequestException) as error:
+    except (OSError, ValueError, docker.errors.DockerException, requests.RequestException) as error:
         raise EnvironmentMissing("docker", f"no Docker daemon answers at {place} ({innermost(error)})") from error
 
 
@@ -47,6 +47,8 @@ def present_image(client: docker.DockerClient, name: str) -> Any:
         return client.images.get(name)
     except docker.errors.ImageNotFound:
         raise EnvironmentMissing("image", f'Docker has no image "{name}" here; pull or build it first') from None
+    except docker.errors.APIError as error:
+        raise EnvironmentMissing("image", f'Docker cannot look for image "{name}": {error.explanation}') from error
 
 
 def is_present(client: docker.DockerClient, name: str) -> bool:

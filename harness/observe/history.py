@@ -5,6 +5,7 @@ Claims read nothing else, so everything a claim needs must be recorded here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -178,6 +179,7 @@ class Recorder:
         self._events: list[Event] = []
         self._requests: list[Request] = []
         self._file: TextIO = path.open("a", encoding="utf-8")
+        self._failed: OSError | None = None
 
     def event(self, source: str, kind: EventKind, *, at_ns: int | None = None, **data: Any) -> Event:
         """Record that something happened now, or at `at_ns`."""
@@ -208,13 +210,26 @@ class Recorder:
 
     def close(self) -> None:
         """Close the file; what was recorded stays readable."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # of lines that could not be written before
             self._file.close()
 
+    def require_written(self) -> None:
+        """Return if everything recorded so far is on disk.
+
+        Raises: HarnessError naming the file and what the system said; nothing is written after the first failure.
+        """
+        if self._failed is not None:
+            said = self._failed.strerror or self._failed
+            raise HarnessError(f'history "{self.path}" cannot be written: {said}; the scenario was ended')
+
     def _write(self, line: Mapping[str, Any]) -> None:
-        if not self._file.closed:
+        if self._file.closed or self._failed is not None:
+            return
+        try:
             self._file.write(json.dumps(line, default=str) + "\n")
             self._file.flush()
+        except OSError as error:  # observers record from threads of their own, where nobody would see it
+            self._failed = error
 
 
 def _ordered(requests: list[Request], events: list[Event]) -> History:
@@ -245,20 +260,29 @@ def load_history(path: Path) -> History:
     for number, line, is_last in _numbered_lines(path):
         try:
             fields = json.loads(line)
+            _require_times(fields)
             if fields["type"] == "request":
                 requests.append(request_from_json(fields))
             else:
                 fields.pop("type")
                 events.append(Event(**{**fields, "kind": EventKind(fields["kind"])}))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             if is_last:
                 break
             raise HarnessError(f'history "{path}" line {number} is not a request or an event: {error}') from error
     return _ordered(requests, events)
 
 
+def _require_times(fields: Mapping[str, Any]) -> None:
+    """Return if a line has the times that everything is ordered by."""
+    names = ("at_ns",) if "at_ns" in fields else ("planned_ns", "ended_ns")
+    wrong = [name for name in names if type(fields[name]) is not int]
+    if wrong:
+        raise TypeError(f"{', '.join(wrong)} must be whole numbers of nanoseconds")
+
+
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str, bool]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, line, number == len(lines)

@@ -10,12 +10,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ClaimsBroken, ClaimsUnknown, HarnessError, UsageError
 from harness.judge.claims import Claim, Context, judge
+from harness.judge.expectations import load_expectations
 from harness.judge.moments import (
     Layer,
     Window,
@@ -30,6 +31,7 @@ from harness.judge.verdict import Finding, Verdict, combine
 from harness.observe.history import EventKind, History, RequestResult, load_history
 
 LATEST = "latest"
+TIMELINE_FINISHED = "timeline finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ class ScenarioRecord:
         if self.verdict is not Verdict.BROKEN:
             decisive = [f for f in self.findings if f.verdict is not Verdict.HELD]
         said = [f"{f.claim} is {f.verdict}: {f.because}" for f in decisive] or ["nothing was claimed"]
+        ended = self.history.last(EventKind.SCENARIO_ENDED)
+        if ended is None and self.verdict is not Verdict.HELD:
+            said.append("the scenario did not come to its end")
+        elif ended is not None and ended.data.get("because") != TIMELINE_FINISHED:
+            said.append(f"the scenario ended early: {ended.data.get('because')}")
         return f'"{self.name}" [{self.mode}] is {self.verdict}: {"; ".join(said)}; evidence: {self.directory / "history.jsonl"}'
 
     def require_held(self) -> None:
@@ -130,33 +137,41 @@ def declare(
     return directory
 
 
-def judge_scenario(directory: Path) -> ScenarioRecord:
+def judge_scenario(directory: Path, *, expectations: Path | None = None) -> ScenarioRecord:
     """Judge a stored scenario from its declaration and history alone, and write outcome.json.
 
-    Raises: HarnessError when the directory does not hold a declared scenario.
+    With `expectations` the recorded layers are those in that directory now, not those stored when the scenario ran.
+    Raises: HarnessError when the directory does not hold a declared scenario and its history.
     """
     try:
         stored = json.loads((directory / "scenario.json").read_text(encoding="utf-8"))
-        claims = tuple(Claim(entry["name"], entry["parameters"]) for entry in stored["claims"])
-        raw = stored["context"]
-        layers = tuple(Layer(layer) for layer in raw["expected_layers"])
-        context = Context(**{**raw, "expected_layers": layers})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HarnessError(f'"{directory}" does not hold a declared scenario: {error}') from error
+        claims = tuple(Claim(str(entry["name"]), dict(entry["parameters"])) for entry in stored["claims"])
+        raw = {**stored["context"], "expected_layers": tuple(Layer(n) for n in stored["context"]["expected_layers"])}
+        context = Context(**raw)
+        declaration, mode = dict(stored["declaration"]), str(stored["mode"])
+        name = str(declaration["name"])
+    except (OSError, *MALFORMED) as error:
+        raise HarnessError(f'"{directory}" does not hold a declared scenario: {_said(error)}') from error
+    if expectations is not None:
+        known = load_expectations(expectations, str(context.engine_label)).get(name)
+        context = replace(context, expected_layers=() if known is None else known.layers)
     history_path = directory / "history.jsonl"
-    history = load_history(history_path) if history_path.is_file() else History((), ())
-    findings = judge(claims, history, context)
-    record = ScenarioRecord(
-        name=stored["declaration"]["name"],
-        mode=stored["mode"],
-        directory=directory,
-        declaration=stored["declaration"],
-        history=history,
-        findings=findings,
-        verdict=combine(findings),
-        layer=str(detection(history).layer),
-        measured=measure(history),
-    )
+    try:
+        history = load_history(history_path) if history_path.is_file() else History((), ())
+        findings = judge(claims, history, context)
+        record = ScenarioRecord(
+            name=name,
+            mode=mode,
+            directory=directory,
+            declaration=declaration,
+            history=history,
+            findings=findings,
+            verdict=combine(findings),
+            layer=str(detection(history).layer),
+            measured=measure(history),
+        )
+    except MALFORMED as error:
+        raise HarnessError(f'"{history_path}" is not a history of this harness: {_said(error)}') from error
     write_json(
         directory / "outcome.json",
         {
@@ -172,19 +187,32 @@ def judge_scenario(directory: Path) -> ScenarioRecord:
     return record
 
 
-def load_run(directory: Path) -> RunRecord:
-    """Read a stored run and judge every scenario in it anew.
+def load_run(directory: Path, *, expectations: Path | None = None) -> RunRecord:
+    """Read a stored run and judge every scenario in it anew, as `judge_scenario` does.
 
-    Raises: UsageError when the directory is not a run.
+    Raises: UsageError when the directory is not a run; HarnessError when a scenario in it cannot be read.
     """
     try:
         fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         stored = {name: fields[name] for name in _RUN_FIELDS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f'"{directory}" is not a run of this harness: {error}') from error
-    folders = sorted((directory / "scenarios").iterdir(), key=lambda folder: (folder.stat().st_ctime_ns, folder.name))
+        folders = sorted((directory / "scenarios").iterdir(), key=lambda f: (f.stat().st_ctime_ns, f.name))
+    except (OSError, *MALFORMED) as error:
+        raise UsageError(f'"{directory}" is not a run of this harness: {_said(error)}') from error
+    if expectations is not None and not expectations.is_dir():
+        raise UsageError(f'the expectations "{expectations}" are not a directory')
     declared = [folder for folder in folders if (folder / "scenario.json").is_file()]
-    return RunRecord(directory=directory, scenarios=tuple(judge_scenario(folder) for folder in declared), **stored)
+    scenarios = tuple(judge_scenario(folder, expectations=expectations) for folder in declared)
+    return RunRecord(directory=directory, scenarios=scenarios, **stored)
+
+
+# What reading foreign JSON as ours raises. A run may come from anywhere: it is judged, never trusted.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
 
 
 _RUN_FIELDS = (
