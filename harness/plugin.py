@@ -175,8 +175,8 @@ def _one_sentence(config: pytest.Config, *, ends_session: bool = False) -> Itera
         is_required = missing.resource in config.getoption("--rollout-require").split(",")
         _note(config, str(missing), EXIT_USAGE)
         if is_required:
-            pytest.fail(f"{missing} (required)", pytrace=False)
-        pytest.skip(str(missing))
+            raise pytest.fail.Exception(f"{missing} (required)", pytrace=False) from None
+        raise pytest.skip.Exception(str(missing)) from None
     except (HarnessError, OSError) as error:
         if isinstance(error, HarnessError):
             sentence, code = str(error), max(error.exit_code, EXIT_UNKNOWN)  # broken is a verdict on an engine only
@@ -184,8 +184,8 @@ def _one_sentence(config: pytest.Config, *, ends_session: bool = False) -> Itera
             sentence, code = f"the system refused what the run needs: {error}", EXIT_UNKNOWN
         _note(config, sentence, code)
         if ends_session:
-            pytest.exit(sentence, returncode=code)
-        pytest.fail(sentence, pytrace=False)
+            raise pytest.exit.Exception(sentence, returncode=code) from None
+        raise pytest.fail.Exception(sentence, pytrace=False) from None
 
 
 def _note(config: pytest.Config, sentence: str, exit_code: int) -> None:
