@@ -79,6 +79,7 @@ class Operations:
     _acting: list[Acting] = field(default_factory=list)
     _refused: str = ""
     _completed: bool = False
+    _is_remedied: bool = False  # what serves was started as undamaged
     _died: set[str] = field(default_factory=set)
 
     # --- before the load ---
@@ -96,7 +97,7 @@ class Operations:
             if isinstance(fault, Damage):
                 self._record(fault.damage(self.staged, old=ground.old, random=ground.random))
 
-    def start_old(self, running: Engine | None = None) -> Engine:
+    def start_old(self, running: HandedOn | None = None) -> Engine:
         """Start the engine on the old checkpoint, or take one that serves it already; see it answer rightly.
 
         Raises: EngineNotReady; HarnessError when it answers from other weights.
@@ -104,8 +105,8 @@ class Operations:
         if running is None:
             engine = self._start(self.ground.launch, expects=Answer.OLD)
         else:
-            engine = HandedOn(running, f"{Answer.OLD}-1")
-            launch = {**self.ground.launch.as_json(), "handed_on": running.incarnation}
+            engine = running
+            launch = {**self.ground.launch.as_json(), "handed_on": running.engine.incarnation}
             self._event(EventKind.ENGINE_STARTING, incarnation=engine.incarnation, expects=Answer.OLD, launch=launch)
             self._engines.append(engine)
         self._wait_ready(engine, self.ground.scenario.rollout.ready_limit_s)
@@ -177,7 +178,7 @@ class Operations:
         if ground.launch.weight_cache is not None:
             self._purge()
         gated = ground.mode is Mode.GUARDED
-        completed = self._roll(ground.launch, self._rollout, gated=gated, races=())
+        completed = self._is_remedied = self._roll(ground.launch, self._rollout, gated=gated, races=())
         self._event(EventKind.REMEDY_ENDED, what="rollout of the undamaged checkpoint", completed=completed, because="")
 
     def check_serving(self, times: int) -> None:
@@ -198,16 +199,19 @@ class Operations:
     def hand_on(self) -> Engine | None:
         """Give away the engine that serves the undamaged new checkpoint, as it would be started for another scenario.
 
-        None when there is no such engine, or when it has anything of this scenario's own: a cache, or a fault.
+        None when there is no such engine, or when it has anything of this scenario's own: a cache, or a fault, also one
+        that changed nothing that canaries see.
         """
         engine = self.serving
-        if engine is None or engine.exit_code() is not None or self.ground.launch.weight_cache is not None:
+        if engine is None or engine.exit_code() is not None:
+            return None
+        if not self._is_remedied or self.ground.launch.weight_cache is not None:
             return None
         self._engines.remove(engine)
         if self.watcher is not None:
             self.watcher.unwatch(engine.incarnation)
         self.serving = None
-        return engine.engine if isinstance(engine, HandedOn) else engine
+        return engine
 
     def stop_all(self) -> None:
         """End everything that was started, whatever happened before."""
@@ -336,13 +340,14 @@ class Operations:
     def _canary_is(self, engine: Engine, expected: Answer) -> bool:
         """Ask before any user does; afterwards decode once, since a fresh engine compiles at its first request."""
         prompts = self.ground.goldens.old.prompts
+        limit_s = min(CANARY_LIMIT_S, max(self.ground.deadline.remaining_s(), 1.0))
         error = ""
         try:
             body = request_body(SERVED_MODEL_NAME, prompts)
-            answer = complete(engine.endpoint, body, api_key=self.ground.api_key, limit_s=CANARY_LIMIT_S)
+            answer = complete(engine.endpoint, body, api_key=self.ground.api_key, limit_s=limit_s)
             seen: Comparison | None = self.ground.goldens.compare(prompt_logprobs_of(answer, prompts))
             warm_up = {**request_body(SERVED_MODEL_NAME, prompts[:1], max_tokens=WARM_UP_TOKENS)}
-            complete(engine.endpoint, warm_up, api_key=self.ground.api_key, limit_s=CANARY_LIMIT_S)
+            complete(engine.endpoint, warm_up, api_key=self.ground.api_key, limit_s=limit_s)
         except (OSError, ValueError) as failure:
             seen, error = None, f"{type(failure).__name__}: {failure}"
         self._event(

@@ -18,10 +18,11 @@ from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, pause, poll_until, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
+from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import FaultNotProved, HarnessError, LeftOver, WaitExpired
 from harness.goldens import Goldens
+from harness.guards.canary import Answer
 from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
 from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, Layer, detection, recovery_at_ns
@@ -49,6 +50,7 @@ class Warm:
     """An engine that a scenario left running on an undamaged checkpoint."""
 
     engine: Engine
+    log_path: Path  # where its log lies once the scenario has ended
     weights_id: str
     flags: tuple[str, ...]
 
@@ -383,7 +385,7 @@ class Run:
             return replace(scenario, old=scenario.new, new=scenario.old)
         return scenario
 
-    def _take_warm(self, ground: Ground) -> Engine | None:
+    def _take_warm(self, ground: Ground) -> HandedOn | None:
         """Return the engine that was left running if it is what this scenario begins with; else end it."""
         warm, self._warm = self._warm, None
         if warm is None:
@@ -395,7 +397,7 @@ class Run:
             and warm.engine.exit_code() is None
         )
         if fits:
-            return warm.engine
+            return HandedOn(warm.engine, f"{Answer.OLD}-1", warm.log_path)
         warm.engine.stop()
         return None
 
@@ -405,7 +407,12 @@ class Run:
             return
         engine = operations.hand_on()
         if engine is not None:
-            self._warm = Warm(engine=engine, weights_id=weights_id(ground.new), flags=ground.launch.flags())
+            self._warm = Warm(
+                engine=engine,
+                log_path=ground.recorder.path.parent / "logs" / engine.log_path.name,
+                weights_id=weights_id(ground.new),
+                flags=ground.launch.flags(),
+            )
 
     def _description(self) -> dict[str, Any]:
         return {

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from harness import after_detection, at, claims, faults, load, then
+from harness.clock import poll_until
 from harness.errors import LeftOver
 from harness.judge.moments import Layer
 from harness.judge.verdict import Verdict
 from harness.label import LABEL_VARIABLE
-from harness.observe.history import Event, EventKind
+from harness.observe.history import EventKind
 from harness.report.store import ScenarioRecord, load_run
 from harness.scenario import Mode, Scenario
 from tests.planted import (
@@ -245,12 +246,12 @@ def test_labelled_process_that_outlives_the_scenario_is_broken_and_ended(tmp_pat
     assert verdict(record) is BROKEN
 
 
-# --- no false alarm, and engines handed on ---
+# --- no false alarm ---
 
 
-def harmless() -> Scenario:
-    """Return a rollout in which nothing that anybody can see goes wrong, with every claim about it."""
-    return short(
+def test_harmless_change_raises_no_alarm(tmp_path: Path) -> None:
+    expectations = expect(tmp_path / "known", "harmless", Layer.HARMLESS)
+    scenario = short(
         "harmless",
         UNSEEN,
         claims=(
@@ -263,34 +264,49 @@ def harmless() -> Scenario:
             claims.recovered(within_s=30.0),
             claims.latency_back_in_band(factor=5.0, windows=3),
         ),
-        load=load.steady(rate_rps=10.0, canary_ratio=0.5, tail_s=1.5, output_tokens=4, limits=LIMITS),
-        timeline=(at(1.5).publish("new"), then().start_rollout(), after_detection(limit_s=20.0).remedy()),
+        load=load.steady(rate_rps=12.0, canary_ratio=0.4, tail_s=1.3, output_tokens=4, limits=LIMITS),
+        timeline=(at(1.3).publish("new"), then().start_rollout(), after_detection(limit_s=20.0).remedy()),
     )
-
-
-def test_harmless_change_raises_no_alarm_and_its_engine_is_handed_on(tmp_path: Path) -> None:
-    expectations = expect(tmp_path / "known", "harmless", Layer.HARMLESS)
     starter = PlantingStarter({})
     with run_on(starter, tmp_path, expectations=expectations) as run:
-        first, second = (run.scenario(harmless(), mode) for mode in Mode)
-        (handed_on,) = (engine for engine in starter.started if engine.exit_code() is None)
-        os.kill(handed_on.pid, signal.SIGKILL)
-        third = run.scenario(short("after_the_dead", UNSEEN, claims=(claims.recovered(within_s=30.0),)), Mode.UNGUARDED)
-        assert handed_on.members() == []
-    stored = [(each.name, each.mode, each.verdict) for each in load_run(run.directory).scenarios]
-    assert stored == [(each.name, each.mode, each.verdict) for each in (first, second, third)]
-    for record in (first, second, third):
+        records = [run.scenario(scenario, mode) for mode in Mode]
+    for record in records:
         held = {each.claim.partition("(")[0]: HELD for each in record.findings if "load_valid" not in each.claim}
         require(record, **held)
         assert record.layer == Layer.HARMLESS
         assert record.history.of(EventKind.REMEDY_STARTED) == ()
-    handed = [starting.data["launch"].get("handed_on") for starting in starting_events(first, second, third)]
-    # The second scenario begins with what the first left running; the dead engine that it left is not used again.
-    assert handed == [None, None, "new-1", None, None, None]
-    measured = [engine.incarnation for engine in starter.started if not engine.incarnation.startswith("golden-")]
-    assert measured == ["old-1", "new-1", "new-1", "old-1", "new-1"]
+        # An engine that was started with a fault is not handed on, whatever canaries say about it.
+        assert handed_on(record) == [None, None]
+    stored = [(each.name, each.mode, each.verdict) for each in load_run(run.directory).scenarios]
+    assert stored == [(each.name, each.mode, each.verdict) for each in records]
+
+
+# --- engines handed on ---
+
+
+def test_repaired_engine_is_handed_on_while_it_lives(tmp_path: Path) -> None:
+    scenario = short("repaired", defect("lies_on_health"), claims=(claims.recovered(within_s=30.0),))
+    starter = PlantingStarter({})
+    with run_on(starter, tmp_path) as run:
+        first, second = (run.scenario(scenario, Mode.GUARDED) for _ in range(2))
+        (running,) = (engine for engine in starter.started if engine.exit_code() is None)
+        os.kill(running.pid, signal.SIGKILL)
+        poll_until(running.exit_code, what="death of the engine handed on", limit_s=10)
+        third = run.scenario(scenario, Mode.GUARDED)
+    for record in (first, second, third):
+        require(record, faults_proved=HELD, healthy_before=HELD, recovered=HELD, nothing_left_over=HELD)
+        assert verdict(record) is HELD
+    assert handed_on(first) == [None, None, None]
+    assert handed_on(second) == ["new-2", None, None]
+    assert handed_on(third) == [None, None, None]  # a dead engine is not used
+    started = [engine.incarnation for engine in starter.started if not engine.incarnation.startswith("golden-")]
+    assert started == ["old-1", "new-1", "new-2", "new-1", "new-2", "old-1", "new-1", "new-2"]
+    assert "Shutting down" in (first.directory / "logs" / "new-2.log").read_text()  # kept where it began, to its end
+    # The second scenario goes back to the first one's old checkpoint, which is what its engine then serves.
+    assert second.declaration["new"] == first.declaration["old"]
     assert all(engine.exit_code() is not None and engine.members() == [] for engine in starter.started)
 
 
-def starting_events(*records: ScenarioRecord) -> list[Event]:
-    return [event for record in records for event in record.history.of(EventKind.ENGINE_STARTING)]
+def handed_on(record: ScenarioRecord) -> list[str | None]:
+    """Return for every engine of a scenario the name it was started under if an earlier scenario started it."""
+    return [each.data["launch"].get("handed_on") for each in record.history.of(EventKind.ENGINE_STARTING)]

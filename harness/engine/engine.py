@@ -77,16 +77,12 @@ class HandedOn:
 
     engine: Engine
     incarnation: str
+    log_path: Path  # kept with the scenario that started the engine
 
     @property
     def endpoint(self) -> str:
         """Return where the API is."""
         return self.engine.endpoint
-
-    @property
-    def log_path(self) -> Path:
-        """Return the log, which is kept with the scenario that started the engine."""
-        return self.engine.log_path
 
     def exit_code(self) -> int | None:
         """Return the exit code, or None while the engine runs."""
