@@ -159,14 +159,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _judge(options: argparse.Namespace) -> int:
     from harness.judge.verdict import Verdict
+    from harness.report.printable import printable
     from harness.report.reports import write_reports
 
     run = write_reports(options.run, expectations=options.expectations)
     for record in run.scenarios:
-        print(f"{record.verdict:8}{record.layer:14}{record.name} [{record.mode}]")
+        print(printable(f"{record.verdict:8}{record.layer:14}{record.name} [{record.mode}]"))
         for finding in record.findings:
             if finding.verdict is not Verdict.HELD:
-                print(f"        {finding.claim}: {finding.verdict}: {finding.because}")
+                print(printable(f"        {finding.claim}: {finding.verdict}: {finding.because}"))
     print(f"report: {options.run / 'report.html'}")
     return exit_code_of([record.verdict for record in run.scenarios])
 

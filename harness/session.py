@@ -77,7 +77,7 @@ def run_scenarios(options: argparse.Namespace) -> int:
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
-    arguments = [*options.paths, "-q", "--no-header", "--tb=line"]  # a verdict is a sentence, not a place in the code
+    arguments = [*options.paths, "-q", "--no-header", "--tb=short"]
     for name in PASSED_ON:
         value: Any = getattr(options, name)
         if value:
@@ -102,7 +102,8 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         print(
             f"harness: {len(run.records)} scenarios ran on {what}{f'; {HOW_TO_GET_THE_REAL_ONE}' if is_reference else ''}"
         )
-        print(f"harness: report: {run.directory / 'report.html'}")
+        page = run.directory / "report.html"
+        print(f"harness: report: {page if page.is_file() else 'none could be written'}")
     verdicts = [] if run is None else [str(record.verdict) for record in run.records]
     if witness.is_interrupted:
         print("harness: interrupted; what was running has been ended")

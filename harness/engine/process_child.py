@@ -267,8 +267,12 @@ def _mapped(pids: Iterable[int]) -> set[str]:
 
 
 def _copy(output: IO[bytes], log: BinaryIO, secrets: tuple[str, ...]) -> None:
-    with output, log:
-        copy_log(iter(lambda: output.read(_CHUNK_BYTES), b""), log, secrets=secrets)
+    chunks = iter(lambda: output.read(_CHUNK_BYTES), b"")
+    with output, suppress(OSError):
+        with suppress(OSError), log:
+            copy_log(chunks, log, secrets=secrets)
+        for _ in chunks:  # a full disk ends the log, never the engine, which would wait for its pipe to be emptied
+            pass
 
 
 def _title(process: psutil.Process) -> str:

@@ -50,17 +50,29 @@ def load_expectations(directory: Path, engine_label: str) -> Mapping[str, Expect
 
 
 def record_start(directory: Path, engine_label: str, scenario: str, *, layer: Layer, run: str, seen: str) -> None:
-    """Add one start to the file of an engine release; the same run counts once."""
+    """Add one start to the file of an engine release; the same run counts once.
+
+    Raises: HarnessError for a name that no scenario can have, or a file that cannot be read.
+    """
+    if not scenario.isidentifier():
+        raise HarnessError(
+            f"a scenario's name must be an identifier, got {scenario[:80]!r}: nothing was recorded of it"
+        )
     known = dict(load_expectations(directory, engine_label))
     old = known.get(scenario, Expectation(layers=(), runs=()))
     if run in old.runs:
         return
-    known[scenario] = Expectation(layers=(*old.layers, layer), runs=(*old.runs, run), seen=seen)
+    known[scenario] = Expectation(layers=(*old.layers, layer), runs=(*old.runs, run), seen=_shown(seen))
     directory.mkdir(parents=True, exist_ok=True)
     path = expectations_path(directory, engine_label)
     partial = path.with_suffix(".partial")
     partial.write_text(_as_toml(engine_label, known), encoding="utf-8")
     partial.replace(path)
+
+
+def _shown(text: str) -> str:
+    # An engine's words: some characters of a JSON string must not be in a TOML one.
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _as_toml(engine_label: str, known: Mapping[str, Expectation]) -> str:

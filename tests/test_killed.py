@@ -1,0 +1,89 @@
+"""However a run is ended, nothing of it is left: Ctrl-C, Ctrl-C twice, SIGTERM, and SIGKILL through the watchdog."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.clock import now_ns, pause, poll_until, seconds_between
+from tests.suites import left_of, start, write_suite
+
+END_LIMIT_S = 30.0
+KILLED_LIMIT_S = 10.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Give a run on the reference engine whose engine and load are at work."""
+    write_suite(tmp_path)
+    started = start(["run", "rollouts", "--engine", "reference"], scratch=tmp_path / "scratch", cwd=tmp_path)
+    try:
+        poll_until(
+            lambda: True if "load_started" in "".join(p.read_text() for p in histories(tmp_path)) else None,
+            what="load has begun",
+            limit_s=60.0,
+        )
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+        poll_until(
+            lambda: None if left_of(started.pid, tmp_path / "scratch") else True, what="all ended", limit_s=END_LIMIT_S
+        )
+
+
+def histories(directory: Path) -> list[Path]:
+    """Return the histories of the run in this directory."""
+    return list(directory.glob("results/2*/scenarios/*/history.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)],
+    ids=["ctrl-c", "terminated", "ctrl-c twice"],
+)
+def test_interrupted_run_ends_everything_and_says_so(
+    run: subprocess.Popen[str], tmp_path: Path, signals: tuple[signal.Signals, ...]
+) -> None:
+    scratch = tmp_path / "scratch"
+    assert len(left_of(run.pid, scratch)) >= 4, "an engine, a load process and two directories are at work"
+
+    for number in signals:
+        run.send_signal(number)
+        pause(0.1)
+    said, _ = run.communicate(timeout=END_LIMIT_S)
+
+    assert run.returncode == 2
+    assert said.rstrip().endswith("harness: interrupted; what was running has been ended")
+    assert "Traceback" not in said
+    assert left_of(run.pid, scratch) == []
+    assert list(scratch.iterdir()) == []
+    [record] = tmp_path.glob("results/2*/run.json")
+    assert json.loads(record.read_text())["is_complete"] is False
+
+
+def test_killed_run_leaves_nothing_within_ten_seconds(run: subprocess.Popen[str], tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    assert len(left_of(run.pid, scratch)) >= 4
+    # What was recorded before is on disk: nothing is lost but a line that was being written.
+    before = sum(len(path.read_bytes().splitlines()) for path in histories(tmp_path))
+
+    run.kill()
+    killed_ns = now_ns()
+    run.communicate(timeout=END_LIMIT_S)
+    poll_until(lambda: None if left_of(run.pid, scratch) else True, what="nothing is left", limit_s=KILLED_LIMIT_S)
+
+    assert seconds_between(killed_ns, now_ns()) <= KILLED_LIMIT_S
+    assert list(scratch.iterdir()) == []
+    assert sum(len(path.read_bytes().splitlines()) for path in histories(tmp_path)) >= before
+
+    judged = start(["judge", "results/latest"], scratch=scratch, cwd=tmp_path)
+    said, _ = judged.communicate(timeout=END_LIMIT_S)
+    assert judged.returncode == 2, said
+    assert "unknown" in said
+    assert "Traceback" not in said
