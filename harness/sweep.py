@@ -177,9 +177,8 @@ def _remove_from_docker(containers: Iterable[str], networks: Iterable[str]) -> N
 def _docker_client() -> Any:
     """Return a low-level client, or None where no Docker engine answers."""
     try:
-        from docker import APIClient
-        from docker.utils import kwargs_from_env
+        from harness.engine.docker_daemon import connect
 
-        return APIClient(**kwargs_from_env(), version="auto", timeout=DOCKER_LIMIT_S)
+        return connect(timeout_s=DOCKER_LIMIT_S).api
     except Exception:  # no package, no daemon, no permission: no containers of ours
         return None

@@ -17,8 +17,7 @@ SUITE = '''"""A tensor is wider than the config says. Must hold: pre-flight refu
 
 import pytest
 
-from harness import Scenario, claims, faults, load, models
-from harness.scenario import after_detection, at, then
+from harness import Scenario, after_detection, at, claims, faults, load, models, then
 
 WIDENED = Scenario(
     name="widened",

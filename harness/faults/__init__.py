@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from harness.faults.cache import late_purge, stale_weight_cache
 from harness.faults.config import mismatched_config
@@ -87,3 +88,8 @@ __all__ = [
     "wider_weights",
     "zero_tail",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> None:
+        raise AttributeError(f'fault "{name}" is unknown; faults: {", ".join(sorted(FAULTS))}')
