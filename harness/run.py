@@ -319,7 +319,12 @@ class Run:
         ground.recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because)
 
     def _await_recovery(self, ground: Ground, operations: Operations) -> None:
-        limit_s = ground.scenario.load.limits.total_s + 10 / max(ground.scenario.load.canary_rate_rps, 0.1)
+        scenario, seen = ground.scenario, ground.recorder.snapshot()
+        limit_s = scenario.load.limits.total_s + 10 / max(scenario.load.canary_rate_rps, 0.1)
+        claimed_s = [float(c.parameters["within_s"]) for c in scenario.claims(ground.mode) if c.name == "recovered"]
+        begun = seen.last(EventKind.REMEDY_STARTED) or seen.last(EventKind.ROLLOUT_STARTED)
+        if claimed_s and begun is not None:  # what is claimed can only be denied by looking as long as that
+            limit_s = max(limit_s, max(claimed_s) - seconds_between(begun.at_ns, now_ns()))
         self._wait(ground, operations, lambda: recovery_at_ns(ground.recorder.snapshot()), limit_s=limit_s)
         recovered = recovery_at_ns(ground.recorder.snapshot())
         if recovered is not None:

@@ -123,13 +123,14 @@ def test_wrong_answers_that_outlast_the_remedy_are_exposure_and_no_recovery(play
             claims.exposed_at_most(0),
             claims.only_weights_served("new", window="faulty"),
             claims.detected_by("first_request"),
-            claims.recovered(within_s=20.0),
+            claims.recovered(within_s=4.0),
         ),
     )
     record = play(scenario, planted={"new-2": {DEFECT: "wrong_answer"}})
     require(record, exposed_at_most=BROKEN, only_weights_served=BROKEN, detected_by=BROKEN, recovered=BROKEN)
     assert record.measured["exposed_answers_lower"] > 0
     assert "neither" in finding(record, "only_weights_served").because
+    assert "the last canary was neither" in finding(record, "recovered").because
     assert verdict(record) is BROKEN
 
 

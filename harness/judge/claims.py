@@ -22,6 +22,7 @@ from harness.judge.moments import (
     exposure,
     fault_at_ns,
     is_right,
+    load_span,
     recovery_at_ns,
     remedy_at_ns,
     requests_in,
@@ -216,6 +217,15 @@ def _recovered(history: History, context: Context, within_s: float) -> Judgement
     if end is None:
         last = next((r for r in reversed(history.canaries()) if r.planned_ns >= start), None)
         seen = "no canary was sent" if last is None else f"the last canary was {last.answer or last.result}"
+        span = load_span(history)
+        watched_s = 0.0 if span is None else seconds_between(start, span[1])
+        if watched_s < within_s:
+            return (
+                Verdict.UNKNOWN,
+                f"service was watched for {watched_s:.1f} s after the remedy began, too short for the limit of {within_s:g} s, "
+                f"and was not back: {seen}",
+                () if last is None else (last.id,),
+            )
         return (
             Verdict.BROKEN,
             f"service never came back: no {RIGHT_IN_A_ROW} right canaries in a row from an engine started since; {seen}",

@@ -90,6 +90,13 @@ def test_slow_service_after_recovery_is_out_of_band() -> None:
     assert verdict(claims.latency_back_in_band(factor=1.5, windows=5), slowed) is Verdict.BROKEN
 
 
+def test_service_that_was_watched_for_less_than_its_limit_is_unknown() -> None:
+    seen = history(*before(), *rollout(), *remedy()[:3], *ended(at_s=20.0))
+    begun = seen.of(EventKind.REMEDY_STARTED)[0].at_ns / 1e9
+    assert verdict(claims.recovered(within_s=20.0 - begun - 0.1), seen) is Verdict.BROKEN
+    assert verdict(claims.recovered(within_s=20.0 - begun + 0.1), seen) is Verdict.UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
