@@ -11,6 +11,7 @@ import pytest
 
 from harness.cli import exit_code_of
 from harness.engine.choose import starter_for
+from harness.engine.engine import EngineIdentity
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, UsageError
 from harness.plugin import Problem, problems_key, run_key
 from harness.requirements import require
@@ -69,9 +70,9 @@ def run_scenarios(options: argparse.Namespace) -> int:
     settings = settings_from(vars(options), os.environ)
     require(settings)
     # Choosing by itself, the run says why it took which engine; an engine that was named must be there.
-    starter_for(settings, progress=_silence if settings.engine == "auto" else print).identity()
+    identity = starter_for(settings, progress=_silence if settings.engine == "auto" else print).identity()
     witness = _Witness()
-    print(f"harness: engine asked for: {settings.engine}; {HOW_TO_GET_THE_REAL_ONE}", flush=True)
+    print(f"harness: engine: {_described(identity)}", flush=True)
     code = int(pytest.main(_arguments(options), plugins=[witness]))
     return _conclude(witness, code, options)
 
@@ -97,11 +98,7 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         print(f"harness: {sentence}")
     run = witness.run
     if run is not None:
-        is_reference = run.identity.kind == "reference"
-        what = "the reference engine, which is not vLLM" if is_reference else run.identity.label
-        print(
-            f"harness: {len(run.records)} scenarios ran on {what}{f'; {HOW_TO_GET_THE_REAL_ONE}' if is_reference else ''}"
-        )
+        print(f"harness: {len(run.records)} scenarios ran on {_described(run.identity)}")
         page = run.directory / "report.html"
         print(f"harness: report: {page if page.is_file() else 'none could be written'}")
     verdicts = [] if run is None else [str(record.verdict) for record in run.records]
@@ -121,6 +118,13 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
     judged = exit_code_of(verdicts)
     # A test that failed outside its scenario (a crash, a failed fixture) must not end as a success.
     return judged if judged or code == 0 else EXIT_UNKNOWN
+
+
+def _described(identity: EngineIdentity) -> str:
+    """Say which engine it is, and how to get the real one where it is not."""
+    if identity.kind == "reference":
+        return f"the reference engine, which is not vLLM; {HOW_TO_GET_THE_REAL_ONE}"
+    return f"{identity.label} ({identity.kind})"
 
 
 def _silence(text: str) -> None:
