@@ -9,16 +9,18 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness import cli, requirements
+from harness import cli, requirements, sweep
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.models import tiny_llama
 from harness.errors import HarnessError
 from harness.judge.expectations import expectations_path, load_expectations, record_start
 from harness.judge.moments import Layer
+from harness.label import LABEL_VARIABLE, new_label, work_directory
 from harness.observe.history import EventKind, Recorder
 from tests.suites import NO_DOCKER, RUN_LIMIT_S, start, write_suite
 
@@ -233,6 +235,38 @@ def test_empty_selection_is_no_success(tmp_path: Path) -> None:
         assert said in told
         assert "Traceback" not in told
     assert not (tmp_path / "results").exists()
+
+
+def test_sweep_lists_first_and_ends_when_told_to(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    label = replace(new_label(), owner_pid=ended.pid, owner_start_ticks=1)
+    directory = work_directory(label)
+    of_all_dead_runs = sweep.find_of_dead_runs  # those of others on this machine are not this test's to end
+    monkeypatch.setattr(sweep, "find_of_dead_runs", lambda: [x for x in of_all_dead_runs() if x.label == label])
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, LABEL_VARIABLE: str(label)},
+        start_new_session=True,
+    )
+    try:
+        directory.mkdir()
+        code, output, _ = tell("sweep")
+        assert code == 1
+        assert f"{label}: processes: {sleeper.pid}" in output
+        assert f"{label}: directories: {directory}" in output
+        assert "nothing was touched" in output
+        assert sleeper.poll() is None
+        assert directory.is_dir()
+
+        assert tell("sweep", "--yes")[0] == 0
+        assert sleeper.wait(20) != 0
+        assert not directory.exists()
+        assert tell("sweep")[:2] == (0, "nothing is left of dead runs\n")
+    finally:
+        sleeper.kill()
+        sleeper.wait(20)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 # --- a run and what is made of it afterwards ---
