@@ -92,7 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
     _add_settings(run)
     run.add_argument("--require", default="", help="resources whose absence fails instead of skipping")
-    run.add_argument("-k", dest="select", default="", help="only scenarios whose name matches, as in pytest")
+    run.add_argument(
+        "-k",
+        dest="select",
+        default="",
+        help="only scenarios whose name matches, as in pytest; the guarded runs alone are 'not unguarded'",
+    )
     run.set_defaults(command=_run)
 
     judge = commands.add_parser("judge", help="judge a stored run anew, without an engine")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from harness.checkpoint.manifest import read_checkpoint
+from harness.checkpoint.models import default_cache
 from harness.errors import CheckpointDefect, UsageError
 from harness.label import SHARED_MEMORY
 from harness.settings import Settings
@@ -35,6 +36,7 @@ def require(settings: Settings) -> None:
         raise UsageError(f"no temporary directory can be written: {error.strerror or error}") from None
     _require_room("temporary", temporary, FREE_BYTES_MIN + copied_bytes)
     _require_room("shared-memory", SHARED_MEMORY, SHARED_FREE_BYTES_MIN)
+    _require_room("cache", default_cache(), FREE_BYTES_MIN)
     _require_room("results", settings.results, FREE_BYTES_MIN)
 
 

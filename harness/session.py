@@ -12,7 +12,7 @@ import pytest
 from harness.cli import exit_code_of
 from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity
-from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, UsageError
+from harness.errors import EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, UsageError
 from harness.plugin import Problem, problems_key, run_key
 from harness.requirements import require
 from harness.run import Run
@@ -111,6 +111,10 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         raise UsageError(f"nothing was run: no scenario{chosen} at {', '.join(options.paths)}{marked}")
     if not verdicts and witness.problems:
         return max(problem.exit_code for problem in witness.problems)
+    if code == pytest.ExitCode.OK and run is None:
+        raise UsageError(f"nothing was run: no test at {', '.join(options.paths)} asks for a fixture of the harness")
+    if code == pytest.ExitCode.OK and not verdicts:
+        return EXIT_HELD  # ordinary tests with an engine, all passed
     if code == pytest.ExitCode.USAGE_ERROR:
         return EXIT_USAGE
     if witness.is_crashed:

@@ -207,6 +207,14 @@ def test_unreadable_checkpoint_and_results(tmp_path: Path) -> None:
         (tmp_path / "new").chmod(0o700)
 
 
+def test_cache_that_cannot_be_written(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_CACHE", "/dev/null/cache")
+    code, _, errors = tell("run", "rollouts", "--engine", "reference")
+    assert code == 3
+    assert is_one_sentence(errors), errors
+    assert 'the cache directory "/dev/null/cache" cannot be written' in errors
+
+
 def test_disk_that_is_nearly_full(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: usage(2**30, 2**30 - 204_800, 204_800))
@@ -234,6 +242,11 @@ def test_empty_selection_is_no_success(tmp_path: Path) -> None:
         assert run.returncode == 3
         assert said in told
         assert "Traceback" not in told
+    (tmp_path / "rollouts/test_widened.py").write_text("def test_of_something_else(): pass\n")
+    run = start(["run", "rollouts", "--all", "--engine", "reference"], scratch=tmp_path / "s", cwd=tmp_path)
+    told, _ = run.communicate(timeout=RUN_LIMIT_S)
+    assert run.returncode == 3
+    assert "nothing was run: no test at rollouts asks for a fixture of the harness" in told
     assert not (tmp_path / "results").exists()
 
 
