@@ -40,7 +40,7 @@ endif
 
 test: $(READY) check
 	@$(BIN)/python -m pytest tests $(if $(REQUIRE),--require $(REQUIRE))
-	@$(BIN)/python -m pytest scenarios --rollout-engine reference $(if $(REQUIRE),--require $(REQUIRE))
+	@$(BIN)/python -m pytest scenarios --rollout-engine reference --rollout-rate-rps 16 $(if $(REQUIRE),--require $(REQUIRE))
 	@if docker info >/dev/null 2>&1; then \
 		$(BIN)/python -m pytest scenarios -m core --rollout-engine container --require docker,image; \
 	elif echo ",$(REQUIRE)," | grep -q ',docker,'; then exit 1; \

@@ -151,10 +151,10 @@ class Scenario:
         return problems
 
     def at_rate(self, rate_rps: float) -> Scenario:
-        """Return the same scenario at another request rate, with its times stretched so that as many requests fit."""
+        """Return the same scenario at another request rate, with its times changed so that as many requests fit."""
         stretch = self.load.rate_rps / rate_rps
-        steps = (replace(s, at_s=None if s.at_s is None else s.at_s * max(1.0, stretch)) for s in self.timeline)
-        shape = replace(self.load, rate_rps=rate_rps, tail_s=self.load.tail_s * max(1.0, stretch))
+        steps = (replace(s, at_s=None if s.at_s is None else s.at_s * stretch) for s in self.timeline)
+        shape = replace(self.load, rate_rps=rate_rps, tail_s=self.load.tail_s * stretch)
         return replace(self, load=shape, timeline=tuple(steps), limit_s=self.limit_s * max(1.0, stretch))
 
     def claims(self, mode: Mode) -> tuple[Claim, ...]:

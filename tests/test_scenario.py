@@ -56,3 +56,14 @@ def test_declaration_says_what_goes_wrong_and_when() -> None:
         {"name": "zero_tail", "fault_id": "D15", "parameters": {"shard": -1, "keep_ratio": 0.5}}
     ]
     assert GOOD.claims(Mode.GUARDED) == GOOD.guarded
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "published_at_s", "tail_s", "limit_s"), [(0.5, 5.0, 10.0, 1200.0), (2.0, 1.25, 2.5, 600.0)]
+)
+def test_at_another_rate_as_many_requests_fit(
+    rate_rps: float, published_at_s: float, tail_s: float, limit_s: float
+) -> None:
+    changed = GOOD.at_rate(rate_rps)
+    assert (changed.load.rate_rps, changed.timeline[0].at_s) == (rate_rps, published_at_s)
+    assert (changed.load.tail_s, changed.limit_s) == (tail_s, limit_s)
