@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
 from harness.guards.command import CommandParser
+from harness.settings import EXPLAINED
 
 # Guards have a command line of their own, so that they start fast and work alone.
 GUARDS = {
@@ -145,9 +146,8 @@ def _count(text: str) -> int:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", default=None, help="auto (default), container, process or reference")
-    for name in ("image", "vllm-version", "gpus", "python", "model", "old", "new", "rate-rps", "seed", "results"):
-        parser.add_argument(f"--{name}", default=None)
+    for name, text in EXPLAINED.items():
+        parser.add_argument(f"--{name}", default=None, help=text)
 
 
 def _guard(name: str, arguments: list[str]) -> int:

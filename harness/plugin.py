@@ -11,26 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.settings import EXPLAINED
+
 if TYPE_CHECKING:
     from harness.bench import Bench, Checkpoints, EngineHandle, LoadHandle
     from harness.report.store import ScenarioRecord
     from harness.run import Run
     from harness.scenario import Scenario
 
-OPTIONS = {
-    "engine": "engine to use: auto, container, process or reference",
-    "image": "container image with vLLM (default: the CPU image built from docker/)",
-    "vllm-version": "vLLM release of the CPU image",
-    "gpus": "GPU ids for the container, comma-separated",
-    "python": "interpreter with vLLM, for the process engine",
-    "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
-    "old": "directory with your old checkpoint",
-    "new": "directory with your new checkpoint",
-    "rate-rps": "requests per second (default: the scenario's own; 1 for checkpoints that are not tiny)",
-    "seed": "seed of the load and of everything random",
-    "results": "directory for results",
-    "expectations": "directory with the recorded detection layers of engine releases",
-}
+OPTIONS = {**EXPLAINED, "expectations": "directory with the recorded detection layers of engine releases"}
 MODES = ("unguarded", "guarded")
 
 

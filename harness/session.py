@@ -16,23 +16,10 @@ from harness.errors import EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, UsageError
 from harness.plugin import Problem, problems_key, run_key
 from harness.requirements import require
 from harness.run import Run
-from harness.settings import settings_from
+from harness.settings import EXPLAINED, settings_from
 
 HOW_TO_GET_THE_REAL_ONE = "for real vLLM in Docker: make run ENGINE=container (or harness run --engine container)"
-PASSED_ON = (
-    "engine",
-    "image",
-    "vllm_version",
-    "gpus",
-    "python",
-    "model",
-    "old",
-    "new",
-    "rate_rps",
-    "seed",
-    "results",
-    "require",
-)
+PASSED_ON = (*EXPLAINED, "require")
 
 
 class _Witness:
@@ -80,9 +67,9 @@ def run_scenarios(options: argparse.Namespace) -> int:
 def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = [*options.paths, "-q", "--no-header", "--tb=short"]
     for name in PASSED_ON:
-        value: Any = getattr(options, name)
+        value: Any = getattr(options, name.replace("-", "_"))
         if value:
-            arguments.append(f"--rollout-{name.replace('_', '-')}={value}")
+            arguments.append(f"--rollout-{name}={value}")
     # The plug-in is this very package, so pytest finds it imported; it holds no assertions that need rewriting.
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if not options.all:

@@ -14,6 +14,20 @@ from harness.errors import UsageError
 ENGINES = ("auto", "container", "process", "reference")
 MODELS = ("tiny", "smollm2")
 DEFAULT_VLLM_VERSION = "0.32.0"
+# What a run can be told, by the command line as --NAME and by pytest as --rollout-NAME.
+EXPLAINED = {
+    "engine": "engine to use: auto, container, process or reference",
+    "image": "container image with vLLM (default: the CPU image built from docker/)",
+    "vllm-version": "vLLM release of the CPU image",
+    "gpus": "GPUs for the container: ids, comma-separated, or all, or count=N",
+    "python": "interpreter with vLLM, for the process engine",
+    "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
+    "old": "directory with your old checkpoint",
+    "new": "directory with your new checkpoint",
+    "rate-rps": "requests per second (default: the scenario's own; 1 for checkpoints that are not tiny)",
+    "seed": "seed of the load and of everything random",
+    "results": "directory for results",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

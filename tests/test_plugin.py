@@ -19,7 +19,6 @@ EXAMPLE = Path(__file__).parent.parent / "scenarios" / "test_imperative_example.
 HEAVY = (
     "docker",
     "gevent",
-    "harness.errors",
     "harness.run",
     "jinja2",
     "locust",
