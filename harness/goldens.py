@@ -11,7 +11,8 @@ from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import Launch
-from harness.guards.canary import Golden, GoldenPair, TokenRows
+from harness.errors import GoldenUnusable
+from harness.guards.canary import Golden, GoldenPair, TokenRows, largest_difference
 from harness.observe.golden import GoldenRequest, canary_prompts, choose_pair, golden_key, measure_golden
 
 READY_LIMIT_S = 600.0
@@ -35,6 +36,7 @@ class Goldens:
         self._seed = seed
         self._progress = progress
         self._known: dict[str, Golden] = {}
+        self._measured: list[str] = []
 
     def pair(self, old: Path, new: Path, launch: Launch) -> GoldenPair:
         """Return the known-good answers of both checkpoints for prompts that tell them apart.
@@ -47,7 +49,10 @@ class Goldens:
             prompts = canary_prompts(vocabulary, seed=self._seed, attempt=attempt)
             return GoldenPair(*(self._golden(source, prompts, vocabulary, launch) for source in (old, new)))
 
+        measured_before = len(self._measured)
         pair, warnings = choose_pair(measure)
+        if len(self._measured) > measured_before:
+            require_own_weights(pair, old, new)
         for warning in warnings:
             self._progress(f"warning: {warning}")
         return pair
@@ -66,14 +71,20 @@ class Goldens:
             kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.is_file():
                 self._progress(f'measuring known-good answers of "{source.name}" on {self._identity.label} (once)')
+                forward = _forward_pass_for(source)
+                if forward is None:
+                    self._progress(
+                        f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
+                    )
                 measure_golden(
                     self._starter,
                     request,
                     api_key=self._api_key,
                     seed=self._seed,
                     ready_limit_s=READY_LIMIT_S,
-                    forward=_forward_pass_for(source),
+                    forward=forward,
                 ).save(kept)
+                self._measured.append(key)
             self._known[key] = Golden.load(kept)
         return self._known[key]
 
@@ -83,3 +94,24 @@ def _forward_pass_for(source: Path) -> Callable[[Path, Any], Any] | None:
     from harness.engine.reference.check import forward_logprobs, is_supported
 
     return forward_logprobs if is_supported(source) else None
+
+
+def require_own_weights(pair: GoldenPair, old: Path, new: Path) -> None:
+    """Check that each golden is nearer to our forward pass on its own checkpoint than to that on the other.
+
+    Two close checkpoints may both lie within the forward pass's own limit: an engine that served one for the other would
+    bless itself. Nothing is checked where there is no forward pass.
+    Raises: GoldenUnusable naming the golden and both distances.
+    """
+    forward = _forward_pass_for(old), _forward_pass_for(new)
+    if forward[0] is None or forward[1] is None:
+        return
+    passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}
+    for golden, own, other in ((pair.old, old, new), (pair.new, new, old)):
+        to_own = largest_difference(golden.prompt_logprobs, passes[own])
+        to_other = largest_difference(golden.prompt_logprobs, passes[other])
+        if to_own >= to_other:
+            raise GoldenUnusable(
+                f'the answers measured on "{own.name}" are nearer to our forward pass on "{other.name}" ({to_other:.3g}) than to '
+                f"that on itself ({to_own:.3g}): the engine served other weights than it was given"
+            )

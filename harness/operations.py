@@ -15,7 +15,7 @@ from harness.engine.engine import Engine, EngineStarter, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
 from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError, WaitExpired
-from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, StartRace
+from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, Racing, StartRace
 from harness.guards import preflight, publish, purge
 from harness.guards.canary import Answer, Comparison, GoldenPair, complete, prompt_logprobs_of, request_body
 from harness.observe.history import EventKind, Recorder
@@ -74,13 +74,16 @@ class Operations:
     traffic: Traffic | None = None
     watcher: Watcher | None = None
     serving: Engine | None = None
-    engine_time_s: float = 0.0  # spent waiting for engines to start and stop
     _engines: list[Engine] = field(default_factory=list)
     _acting: list[Acting] = field(default_factory=list)
     _refused: str = ""
     _completed: bool = False
     _is_remedied: bool = False  # what serves was started as undamaged
     _died: set[str] = field(default_factory=set)
+    _undone: list[dict[str, str]] | None = (
+        None  # what pre-flight said about the repaired checkpoint, once it is repaired
+    )
+    _noted_lines: dict[str, int] = field(default_factory=dict)
 
     # --- before the load ---
 
@@ -143,14 +146,14 @@ class Operations:
                 self._record(injected)
             elif isinstance(fault, CacheFault):
                 self._record(fault.prove(self.ground.cache, old=self.ground.old, new=self.ground.new))
-        if self._publish_fault is not None:
-            if self._is_guarded_by(Guard.PREFLIGHT):
-                self._preflight(self.live)
-            for acting in self._acting:
+        if self._publish_fault is not None and self._is_guarded_by(Guard.PREFLIGHT):
+            self._preflight(self.live)
+        if self._refused:
+            for acting in self._acting:  # no engine is started that could find it: this is what pre-flight found
                 self._record(acting.state())
-        if not self._refused:
+        else:
             gated = self._is_guarded_by(Guard.CANARY_GATE)
-            self._completed = self._roll(launch, rollout, gated=gated, races=self._races())
+            self._completed = self._roll(launch, rollout, gated=gated, is_faulty=True)
             if not self._completed and not self._refused:
                 self._refused = "the new engine was not admitted"
         self._event(EventKind.ROLLOUT_ENDED, how=rollout.how, completed=self._completed, because=self._refused)
@@ -170,16 +173,28 @@ class Operations:
             repaired = ground.work / "repaired"
             private_copy(ground.new, repaired)
             publish.exchange(repaired, self.live)
-        served, wanted = weights_id(self.live.resolve()), weights_id(ground.new)
-        proved = served == wanted and not preflight_refusals(self.live, ground.launch)
-        because = f"the live checkpoint has weights {served}, wanted {wanted}"
-        for fault in ground.scenario.faults:
-            self._event(EventKind.FAULT_UNDONE, fault=fault.name, proved=proved, because=because)
+        refused = preflight_refusals(self.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
         if ground.launch.weight_cache is not None:
             self._purge()
         gated = ground.mode is Mode.GUARDED
-        completed = self._is_remedied = self._roll(ground.launch, self._rollout, gated=gated, races=())
+        completed = not refused and self._roll(ground.launch, self._rollout, gated=gated, is_faulty=False)
+        self._is_remedied = completed
         self._event(EventKind.REMEDY_ENDED, what="rollout of the undamaged checkpoint", completed=completed, because="")
+        self._undone = refused
+
+    def prove_undone(self) -> None:
+        """Prove that the remedy left the undamaged checkpoint where engines read it; digests take time, so it comes last."""
+        if self._undone is None:
+            return
+        served, wanted = weights_id(self.live.resolve()), weights_id(self.ground.new)
+        for fault in self.ground.scenario.faults:
+            self._event(
+                EventKind.FAULT_UNDONE,
+                fault=fault.name,
+                proved=served == wanted,
+                because=f"the live checkpoint has weights {served}, wanted {wanted}",
+                refused=self._undone,
+            )
 
     def check_serving(self, times: int) -> None:
         """Ask canaries of the engine that was admitted, if one was."""
@@ -195,6 +210,11 @@ class Operations:
                 self._died.add(engine.incarnation)
                 self._event(EventKind.ENGINE_DIED, incarnation=engine.incarnation, exit_code=code)
                 self._note_log(engine)
+
+    def note_logs(self) -> None:
+        """Note what running engines have printed since they became ready."""
+        for engine in self._engines:
+            self._note_log(engine)
 
     def hand_on(self) -> Engine | None:
         """Give away the engine that serves the undamaged new checkpoint, as it would be started for another scenario.
@@ -218,8 +238,9 @@ class Operations:
         for acting in self._acting:
             with contextlib.suppress(HarnessError, OSError):
                 acting.finish(limit_s=0)
-        for engine in list(self._engines):
-            self._stop(engine, how="scenario ended")
+        with contextlib.ExitStack() as stack:  # one that cannot be stopped must not keep the others running
+            for engine in list(self._engines):
+                stack.callback(self._stop, engine, how="scenario ended")
 
     # --- parts ---
 
@@ -273,10 +294,7 @@ class Operations:
         report = purge.purge(self.ground.cache)
         self._event(EventKind.GUARD_ACTED, guard=Guard.PURGE_CACHE, did=f"removed {report}")
 
-    def _races(self) -> tuple[StartRace, ...]:
-        return tuple(fault for fault in self.ground.scenario.faults if isinstance(fault, StartRace))
-
-    def _roll(self, launch: Launch, rollout: Rollout, *, gated: bool, races: tuple[StartRace, ...]) -> bool:
+    def _roll(self, launch: Launch, rollout: Rollout, *, gated: bool, is_faulty: bool) -> bool:
         """Start an engine for the new checkpoint and admit traffic to it; say whether that came about."""
         before = self.serving
         if rollout.how is How.RESTART and before is not None:
@@ -285,15 +303,21 @@ class Operations:
         if self._is_guarded_by(Guard.PURGE_CACHE):
             self._purge()
         engine = self._start(launch, expects=Answer.NEW)
-        racing = [race.after_start(self.ground.cache) for race in races]
-        self._acting += racing
+        racing: list[Racing] = []
+        if is_faulty:
+            for acting in self._acting:  # it has to go on while the engine starts
+                self._record(acting.state())
+            races = (fault for fault in self.ground.scenario.faults if isinstance(fault, StartRace))
+            racing = [race.after_start(self.ground.cache) for race in races]
+            self._acting += racing
         try:
             self._wait_ready(engine, rollout.ready_limit_s)
         except EngineNotReady:
             return False
         finally:
-            for acting in racing:
-                self._record(acting.state())
+            for race in racing:
+                race.engine_is_ready()
+                self._record(race.state())
         if gated and not self._canary_is(engine, Answer.NEW):
             self._refused = "the canary gate refused the new engine"
             self._stop(engine, how="refused by the canary gate")
@@ -315,7 +339,6 @@ class Operations:
         return engine
 
     def _wait_ready(self, engine: Engine, limit_s: float) -> None:
-        started = now_ns()
         try:
             took_s = engine.wait_ready(min(limit_s, max(self.ground.deadline.remaining_s(), 1.0)))
         except EngineNotReady as error:
@@ -330,8 +353,6 @@ class Operations:
             )
             self._note_log(engine)
             raise
-        finally:
-            self.engine_time_s += seconds_between(started, now_ns())
         self._event(EventKind.ENGINE_READY, incarnation=engine.incarnation, took_s=round(took_s, 2))
         self._note_log(engine)
         if self.watcher is not None:
@@ -381,9 +402,7 @@ class Operations:
         if self.watcher is not None:
             self.watcher.unwatch(engine.incarnation)
         self._engines.remove(engine)
-        started = now_ns()
         code = engine.stop()
-        self.engine_time_s += seconds_between(started, now_ns())
         self._event(EventKind.ENGINE_STOPPED, incarnation=engine.incarnation, exit_code=code, how=how)
 
     def _release_failed(self) -> None:
@@ -397,8 +416,10 @@ class Operations:
             text = engine.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return
+        noted = self._noted_lines.get(engine.incarnation, 0)
         for line in classify(text):
-            if line.weight == ERROR:
+            if line.weight == ERROR and line.number > noted:
+                self._noted_lines[engine.incarnation] = line.number
                 self._event(
                     EventKind.LOG_LINE,
                     incarnation=engine.incarnation,

@@ -16,16 +16,16 @@ from typing import Any
 from harness import sweep, watchdog
 from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2
-from harness.clock import Deadline, now_ns, pause, poll_until, seconds_between, wall_time
+from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
 from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
-from harness.errors import FaultNotProved, HarnessError, LeftOver, WaitExpired
+from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.goldens import Goldens
 from harness.guards.canary import Answer
 from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
-from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, Layer, detection, recovery_at_ns
+from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection, recovery_at_ns
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.driver import LoadDriver
 from harness.load.plan import make_plan
@@ -36,8 +36,9 @@ from harness.observe.probes import Observers
 from harness.operations import LIVE, Ground, Operations, weight_cache_of
 from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
 from harness.requirements import require
-from harness.scenario import Action, Mode, Scenario, Step
+from harness.scenario import Mode, Scenario
 from harness.settings import Settings
+from harness.timeline import Timeline
 
 POLL_S = 0.1
 STOP_LIMIT_S = 20.0
@@ -84,7 +85,7 @@ class Run:
             self._stack.enter_context(watchdog.watch(self.label))
             self._stack.callback(self._end_left_overs)  # also after a second Ctrl-C in the middle of the clean-up
             for scratch in (self.work, self.shared):
-                scratch.mkdir(mode=0o755)
+                scratch.mkdir(mode=0o711)  # engines of other users pass through, nobody else finds what is in it
                 self._stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             self.site = EngineSite(
                 run_label=str(self.label),
@@ -127,8 +128,10 @@ class Run:
         scenario = self._in_the_fitting_direction(self._with_models(scenario))
         try:
             ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
-            self._play(ground, place)
-            record = self._release_ground(ground, place)
+            try:
+                self._play(ground, place)
+            finally:
+                record = self._release_ground(ground, place)
         except KeyboardInterrupt:
             self._is_interrupted = True
             raise
@@ -158,7 +161,10 @@ class Run:
         unproved = [e.data["because"] for e in history.of(EventKind.FAULT_INJECTED) if not e.data["proved"]]
         if unproved:
             raise FaultNotProved(f'"{scenario.name}": {"; ".join(unproved)}; evidence: {place / "history.jsonl"}')
-        return detection(history), place
+        seen = detection(history)
+        if seen.doubt:
+            raise FaultNotProved(f'"{scenario.name}": {seen.because}; but {seen.doubt}; evidence: {place}')
+        return seen, place
 
     # --- parts, in order of use ---
 
@@ -176,6 +182,7 @@ class Run:
             scenario=scenario.name,
             engine_label=self.identity.label,
             expected_layers=() if known is None else known.layers,
+            faults=tuple(fault.name for fault in scenario.faults),
         )
         place = declare(self.directory, scenario.declaration(), suffix, claims, context)
         work = self.work / place.name
@@ -249,16 +256,16 @@ class Run:
                     "runner", EventKind.TRAFFIC_ADMITTED, incarnation=engine.incarnation, endpoint=engine.endpoint
                 )
                 with self._phase(recorder, "load"):
-                    for step in ground.scenario.timeline:
-                        self._carry_out(step, ground, operations, start_ns)
-                    self._await_recovery(ground, operations)
-                    pause(min(ground.scenario.load.tail_s, ground.deadline.remaining_s()))
+                    Timeline(ground, operations, start_ns).carry_out()
                     report = driver.stop(STOP_LIMIT_S)
+                operations.note_logs()
                 recorder.event(
                     "load",
                     EventKind.LOAD_ENDED,
                     **{name: getattr(report, name) for name in report.__slots__},
                 )
+                with self._phase(recorder, "proof of undo"):
+                    operations.prove_undone()
                 self._keep_warm(ground, operations)
         except (HarnessError, OSError) as error:  # such as a disk that is full
             because = f"{type(error).__name__}: {error}"
@@ -294,56 +301,6 @@ class Run:
             on_request=on_request,
             run_label=str(self.label),
         )
-
-    def _carry_out(self, step: Step, ground: Ground, operations: Operations, start_ns: int) -> None:
-        if step.at_s is not None:
-            self._wait(ground, operations, lambda: None, limit_s=step.at_s - seconds_between(start_ns, now_ns()))
-        if step.after_detection_limit_s is not None:
-            self._await_detection(ground, operations, step.after_detection_limit_s)
-        if step.action is Action.PUBLISH:
-            operations.publish_new()
-        elif step.action is Action.START_ROLLOUT:
-            operations.start_rollout()
-        elif not self._needs_no_remedy(ground, operations):
-            operations.remedy()
-
-    def _needs_no_remedy(self, ground: Ground, operations: Operations) -> bool:
-        return operations.rollout_succeeded and detection(ground.recorder.snapshot()).layer is Layer.HARMLESS
-
-    def _await_detection(self, ground: Ground, operations: Operations, limit_s: float) -> None:
-        def noticed() -> bool | None:
-            return None if detection(ground.recorder.snapshot()).layer is Layer.NEVER else True
-
-        self._wait(ground, operations, noticed, limit_s=limit_s)
-        seen = detection(ground.recorder.snapshot())
-        ground.recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because)
-
-    def _await_recovery(self, ground: Ground, operations: Operations) -> None:
-        scenario, seen = ground.scenario, ground.recorder.snapshot()
-        limit_s = scenario.load.limits.total_s + 10 / max(scenario.load.canary_rate_rps, 0.1)
-        claimed_s = [float(c.parameters["within_s"]) for c in scenario.claims(ground.mode) if c.name == "recovered"]
-        begun = seen.last(EventKind.REMEDY_STARTED) or seen.last(EventKind.ROLLOUT_STARTED)
-        if claimed_s and begun is not None:  # what is claimed can only be denied by looking as long as that
-            limit_s = max(limit_s, max(claimed_s) - seconds_between(begun.at_ns, now_ns()))
-        self._wait(ground, operations, lambda: recovery_at_ns(ground.recorder.snapshot()), limit_s=limit_s)
-        recovered = recovery_at_ns(ground.recorder.snapshot())
-        if recovered is not None:
-            ground.recorder.event("runner", EventKind.RECOVERY_SEEN, at_ns=recovered)
-
-    def _wait(self, ground: Ground, operations: Operations, ask: Callable[[], Any], *, limit_s: float) -> None:
-        """Wait for an answer or for the limit, whichever comes first, looking after the engines meanwhile."""
-
-        def look() -> Any:
-            operations.look_after_engines()
-            ground.recorder.require_written()
-            return ask()
-
-        limit_s = min(limit_s, ground.deadline.remaining_s())
-        if limit_s > 0:
-            try:
-                poll_until(look, what="next step", limit_s=limit_s, every_s=POLL_S)
-            except WaitExpired:
-                return
 
     def _look_for_left_overs(self, ground: Ground, *scratch: Path) -> None:
         """Release the scenario's own directories and look for anything else that outlived it."""
@@ -386,7 +343,9 @@ class Run:
         """
         if self._warm is None or self.settings.old is not None or scenario.old.name == scenario.new.name:
             return scenario
-        if self._warm.weights_id == weights_id(scenario.new.build(default_cache())):
+        old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
+        # Between checkpoints of different shapes a fault is another one in the other direction.
+        if self._warm.weights_id == weights_id(new) and layout_of(old) == layout_of(new):
             return replace(scenario, old=scenario.new, new=scenario.old)
         return scenario
 
@@ -450,6 +409,11 @@ class Run:
     def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
         with self._phase(recorder, phase):
             act()
+
+
+def layout_of(checkpoint: Path) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+    """Return name, dtype and shape of every tensor."""
+    return frozenset((tensor.name, tensor.dtype, tensor.shape) for tensor in read_checkpoint(checkpoint).tensors)
 
 
 def _container_recorder(recorder: Recorder) -> Callable[[str, str, Mapping[str, str]], None]:

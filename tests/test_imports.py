@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("faults", "load", "observe"),
     ("judge",),
     ("scenario",),
-    ("report", "sweep", "watchdog", "operations", "goldens", "machine", "narrator", "requirements"),
+    ("report", "sweep", "watchdog", "operations", "timeline", "goldens", "machine", "narrator", "requirements"),
     ("run",),
     ("bench",),
     ("plugin", "cli", "session", "recording"),

@@ -100,9 +100,16 @@ class CacheFault(Fault, Protocol):
         """Prove, just before the new start, that the cache still holds the old checkpoint's tensors and not the new's."""
 
 
+class Racing(Acting, Protocol):
+    """A race with a start: it is told how the start goes on."""
+
+    def engine_is_ready(self) -> None:
+        """Do now what is due when the engine has loaded, or has failed to."""
+
+
 @runtime_checkable
 class StartRace(Fault, Protocol):
     """A remedy that races with the start it belongs to."""
 
-    def after_start(self, cache_directory: Path) -> Acting:
+    def after_start(self, cache_directory: Path) -> Racing:
         """Begin right after the engine was started; what it found and did is in `state`."""

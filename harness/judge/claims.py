@@ -15,6 +15,7 @@ from harness.guards.canary import Answer
 from harness.judge.latency import band_finding
 from harness.judge.moments import (
     RIGHT_IN_A_ROW,
+    Detection,
     Layer,
     Window,
     detection,
@@ -54,6 +55,7 @@ class Context:
     scenario: str
     engine_label: str
     expected_layers: tuple[Layer, ...] = ()  # one per recorded start of this scenario on this engine release
+    faults: tuple[str, ...] = ()  # the declared ones: each has to prove itself
 
 
 def layer_as_expected() -> Claim:
@@ -67,6 +69,8 @@ def detected_by(layer: str) -> Claim:
         Layer(layer)
     except ValueError:
         raise ScenarioInvalid(f'detected_by: "{layer}" is no layer; layers: {", ".join(Layer)}') from None
+    if layer == Layer.NEVER:
+        raise ScenarioInvalid('detected_by("never") is always true; claim a layer that can be missed')
     return Claim("detected_by", {"layer": layer})
 
 
@@ -120,8 +124,13 @@ def nothing_left_over() -> Claim:
     return Claim("nothing_left_over")
 
 
+def faults_undone() -> Claim:
+    """Claim that the remedy undid every fault, and that no guard refuses the undamaged checkpoint (always added)."""
+    return Claim("faults_undone")
+
+
 PRECONDITIONS = (faults_proved(), healthy_before(), load_valid())
-ALWAYS = (nothing_left_over(),)
+ALWAYS = (faults_undone(), nothing_left_over())
 
 
 def _layer_as_expected(history: History, context: Context) -> Judgement:
@@ -134,6 +143,10 @@ def _layer_as_expected(history: History, context: Context) -> Judgement:
             f"{STARTS_BEHIND_AN_EXPECTATION} are needed; seen now: {seen.layer} ({seen.because})",
             seen.evidence,
         )
+    if seen.doubt:
+        return _doubted(seen)
+    if seen.layer is Layer.HARMLESS and Layer.HARMLESS not in known:
+        return Verdict.UNKNOWN, f"nobody noticed anything where {known[-1]} was recorded: {seen.because}", seen.evidence
     latest = max(known, key=lambda layer: layer.rank)
     if seen.layer.rank > latest.rank:
         return (
@@ -145,8 +158,14 @@ def _layer_as_expected(history: History, context: Context) -> Judgement:
     return Verdict.HELD, f"noticed at {seen.layer}{earlier}: {seen.because}", seen.evidence
 
 
+def _doubted(seen: Detection) -> Judgement:
+    return Verdict.UNKNOWN, f"{seen.because}; but {seen.doubt}", seen.evidence
+
+
 def _detected_by(history: History, context: Context, layer: str) -> Judgement:
     seen = detection(history)
+    if seen.doubt:
+        return _doubted(seen)
     verdict = Verdict.HELD if seen.layer.rank <= Layer(layer).rank else Verdict.BROKEN
     return verdict, f"noticed at {seen.layer}, claimed {layer} or earlier: {seen.because}", seen.evidence
 
@@ -155,6 +174,8 @@ def _detected_within(history: History, context: Context, limit_s: float) -> Judg
     seen, start = detection(history), fault_at_ns(history)
     if start is None:
         return Verdict.UNKNOWN, "no rollout was started", ()
+    if seen.doubt:
+        return _doubted(seen)
     if seen.at_ns is None:
         verdict = Verdict.HELD if seen.layer is Layer.HARMLESS else Verdict.BROKEN
         return verdict, f"{seen.layer}: {seen.because}", seen.evidence
@@ -249,6 +270,9 @@ def _faults_proved(history: History, context: Context) -> Judgement:
     injected = history.of(EventKind.FAULT_INJECTED)
     if not injected:
         return Verdict.UNKNOWN, "no fault was injected", ()
+    absent = [fault for fault in context.faults if fault not in {event.data["fault"] for event in injected}]
+    if absent:
+        return Verdict.UNKNOWN, f"never injected: {', '.join(absent)}", ()
     unproved = [event for event in injected if not event.data["proved"]]
     if unproved:
         said = "; ".join(f'"{event.data["fault"]}" is not proved: {event.data["because"]}' for event in unproved)
@@ -299,6 +323,21 @@ def _load_valid(history: History, context: Context) -> Judgement:
     )
 
 
+def _faults_undone(history: History, context: Context) -> Judgement:
+    if history.first(EventKind.REMEDY_STARTED) is None:
+        return Verdict.HELD, "nothing had to be undone", ()
+    undone = history.of(EventKind.FAULT_UNDONE)
+    refused = [event for event in undone if event.data.get("refused")]
+    if refused:
+        said = ", ".join(sorted({str(finding["id"]) for finding in refused[0].data["refused"]}))
+        return Verdict.BROKEN, f"pre-flight refuses the undamaged checkpoint too ({said})", (refused[0].id,)
+    unproved = [event for event in undone if not event.data["proved"]]
+    if unproved or not undone:
+        said = "the remedy did not come that far" if not undone else str(unproved[0].data["because"])
+        return Verdict.UNKNOWN, f"not proved to be undone: {said}", tuple(event.id for event in unproved)
+    return Verdict.HELD, str(undone[0].data["because"]), tuple(event.id for event in undone)
+
+
 def _nothing_left_over(history: History, context: Context) -> Judgement:
     left, clean = history.last(EventKind.LEFT_OVER), history.last(EventKind.NOTHING_LEFT)
     if left is not None:
@@ -320,6 +359,7 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     "faults_proved": _faults_proved,
     "healthy_before": _healthy_before,
     "load_valid": _load_valid,
+    "faults_undone": _faults_undone,
     "nothing_left_over": _nothing_left_over,
 }
 

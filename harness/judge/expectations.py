@@ -78,7 +78,7 @@ def _shown(text: str) -> str:
 def _as_toml(engine_label: str, known: Mapping[str, Expectation]) -> str:
     parts = [
         f"# Where {engine_label} notices each fault, unguarded; one entry per recorded start.\n"
-        "# Written by `harness expectations accept RUN`, never by hand.\n"
+        "# Written by `harness expectations accept` and `measure`, never by hand.\n"
     ]
     for scenario in sorted(known):
         entry = known[scenario]

@@ -5,9 +5,12 @@ Everything here is pure, so the runner can act on it while a scenario runs and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
+from typing import Any
 
 from harness.guards.canary import Answer
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
@@ -51,6 +54,7 @@ class Detection:
     at_ns: int | None
     because: str
     evidence: tuple[str, ...] = ()
+    doubt: str = ""  # why this may have nothing to do with the fault; claims about detection are then unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +176,23 @@ def _event_sign(event: Event, expected: dict[str, Answer]) -> list[Detection]:
         return [_sign(Layer.PREFLIGHT, event, f"pre-flight refused the checkpoint ({ids})")]
     if event.kind is EventKind.ENGINE_NOT_READY and expected.get(data["incarnation"]) is Answer.NEW:
         lines = data.get("log_lines") or ["no error line in its log"]
-        return [_sign(Layer.STARTUP, event, f'the engine refused to start ({data["reason"]}): "{lines[0]}"')]
+        because = f'the engine refused to start ({data["reason"]}): "{lines[0]}"'
+        return [replace(_sign(Layer.STARTUP, event, because), doubt=_doubt_about_start(data))]
     if event.kind is EventKind.CANARY_CHECKED and data["answer"] != expected.get(data["incarnation"]):
         return [_sign(Layer.CANARY, event, f"a canary before traffic was answered by: {data['answer']}")]
     return []
+
+
+def _doubt_about_start(data: Mapping[str, Any]) -> str:
+    """Say why a start that failed may not have failed for the fault; empty when the engine itself refused or crashed."""
+    code = data.get("exit_code")
+    if code is None:
+        return "the engine was still starting when the limit passed: a slow machine looks the same"
+    if code == -signal.SIGKILL:
+        return "the engine was killed from outside (SIGKILL), perhaps for want of memory"
+    if not data.get("log_lines"):
+        return f"the engine ended with exit code {code} and no error line in its log"
+    return ""
 
 
 def _sign(layer: Layer, event: Event, because: str) -> Detection:
@@ -227,8 +244,9 @@ def _request_sign(layer: Layer, request: Request, because: str) -> Detection:
 def exposure(history: History) -> Exposure:
     """Count the answers users got from wrong weights, per incarnation.
 
-    An incarnation is suspected from its last right canary (or its start) to its next right one (or its end); it is
-    convicted between its first and last wrong canary. One that answered users and no canary is suspected throughout.
+    An incarnation is suspected from when its last right canary was sent (or its start) until its next right one (or its
+    end), if any canary in between was wrong or got no usable answer; it is convicted between its first and last wrong
+    canary. One that answered users and never a canary rightly is suspected throughout.
     """
     lower = upper = 0
     evidence: list[str] = []
@@ -238,45 +256,80 @@ def exposure(history: History) -> Exposure:
             for r in history.requests
             if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
         ]
-        marks = sorted(_canary_marks(history, incarnation, expected))
-        wrong = [at for at, right in marks if not right]
-        if not wrong:
-            if answered and not marks:
-                upper += len(answered)
-                evidence += [request.id for request in answered[:3]]
-            continue
-        from_ns = max((at for at, right in marks if right and at < wrong[0]), default=0)
-        to_ns = min((at for at, right in marks if right and at > wrong[-1]), default=2**63)
-        suspected = [r for r in answered if r.ended_ns > from_ns and (r.sent_ns or r.planned_ns) < to_ns]
-        convicted = [r for r in suspected if (r.sent_ns or r.planned_ns) >= wrong[0] and r.ended_ns <= wrong[-1]]
+        marks = _canary_marks(history, incarnation, expected)
+        suspected: dict[str, Request] = {}
+        convicted: dict[str, Request] = {}
+        if not any(mark.is_right for mark in marks):
+            suspected = {r.id: r for r in answered}
+        for begin_ns, end_ns, doubtful in _doubtful_spans(marks):
+            within = [r for r in answered if r.ended_ns > begin_ns and _sent(r) < end_ns]
+            suspected |= {r.id: r for r in within}
+            wrong = [mark for mark in doubtful if mark.is_wrong]
+            if wrong:
+                first, last = wrong[0], wrong[-1]
+                convicted |= {r.id: r for r in within if _sent(r) >= first.ended_ns and r.ended_ns <= last.sent_ns}
         lower += len(convicted)
         upper += len(suspected)
-        evidence += [request.id for request in suspected[:3]]
+        evidence += list(suspected)[:3]
     return Exposure(lower=lower, upper=upper, evidence=tuple(evidence))
 
 
-def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[tuple[int, bool]]:
-    """Return (time, was right) of every canary that one incarnation answered, also those before traffic."""
-    marks = [
-        (event.at_ns, event.data["answer"] == expected)
-        for event in history.of(EventKind.CANARY_CHECKED)
-        if event.data["incarnation"] == incarnation and event.data["answer"] != Answer.AMBIGUOUS
-    ]
-    marks += [
-        (canary.ended_ns, is_right(canary, expected))
-        for canary in history.canaries()
-        if canary.incarnation == incarnation
-        and canary.result is RequestResult.OK
-        and canary.answer is not Answer.AMBIGUOUS
-    ]
-    return marks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What one canary says about the weights of an engine; neither right nor wrong when its answer was unusable."""
+
+    sent_ns: int
+    ended_ns: int
+    is_right: bool
+    is_wrong: bool
+
+
+def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int, list[_Mark]]]:
+    """Return (begin, end, marks) of every stretch without a right canary, from the right one before to the one after."""
+    runs = [(is_right, list(run)) for is_right, run in groupby(marks, key=lambda mark: mark.is_right)]
+    spans = []
+    for number, (is_right, run) in enumerate(runs):
+        if not is_right:
+            begin_ns = runs[number - 1][1][-1].sent_ns if number > 0 else 0
+            end_ns = runs[number + 1][1][0].ended_ns if number + 1 < len(runs) else 2**63
+            spans.append((begin_ns, end_ns, run))
+    return spans
+
+
+_UNUSABLE = frozenset({RequestResult.HTTP_4XX, RequestResult.HTTP_5XX, RequestResult.MALFORMED})
+
+
+def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[_Mark]:
+    """Return what the canaries of one incarnation say, in time order; a broken connection says nothing about weights."""
+    marks = []
+    for event in history.of(EventKind.CANARY_CHECKED):
+        if event.data["incarnation"] == incarnation:
+            answer = event.data["answer"]
+            marks.append(_mark(event.at_ns, event.at_ns, str(answer), expected))
+    for canary in history.canaries():
+        if canary.incarnation == incarnation and canary.result is RequestResult.OK:
+            marks.append(_mark(_sent(canary), canary.ended_ns, str(canary.answer), expected))
+        elif canary.incarnation == incarnation and canary.result in _UNUSABLE:
+            marks.append(_Mark(sent_ns=_sent(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False))
+    return sorted(marks, key=lambda mark: mark.ended_ns)
+
+
+def _mark(sent_ns: int, ended_ns: int, answer: str, expected: Answer) -> _Mark:
+    known = answer in frozenset(Answer) and answer != Answer.AMBIGUOUS
+    is_right = answer == expected
+    return _Mark(sent_ns=sent_ns, ended_ns=ended_ns, is_right=is_right, is_wrong=known and not is_right)
+
+
+def _sent(request: Request) -> int:
+    return request.planned_ns if request.sent_ns is None else request.sent_ns
 
 
 def recovery_at_ns(history: History) -> int | None:
-    """Return when service was back: the last of three right canaries in a row with every request beside them answered.
+    """Return when service was back: the third right canary in a row, with no wrong answer and no failure after the first.
 
-    Counted from the remedy, or from the rollout when nothing had to be remedied. An engine whose log shows a load error
-    since then has not recovered.
+    Counted from the remedy, or from the rollout when nothing had to be remedied. What goes wrong later, up to the end of
+    the load, takes recovery back: it then counts from there. An engine whose log shows a load error since then has not
+    recovered.
     """
     begun = history.first(EventKind.REMEDY_STARTED) or history.first(EventKind.ROLLOUT_STARTED)
     if begun is None:
@@ -291,19 +344,24 @@ def recovery_at_ns(history: History) -> int | None:
     started = {
         event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if event.at_ns >= begun.at_ns
     }
-    canaries = sorted((r for r in history.canaries() if r.planned_ns >= begun.at_ns), key=lambda r: r.ended_ns)
+    since = [r for r in history.requests if r.planned_ns >= begun.at_ns and not r.is_ours]
+    failed = [r.planned_ns for r in since if r.result is not RequestResult.OK or _is_wrong_canary(r, expected)]
+    last_failed_ns = max(failed, default=begun.at_ns - 1)
     run: list[Request] = []
-    for canary in canaries:
-        fits = is_right(canary, expected.get(canary.incarnation)) and canary.incarnation in started - errors
+    for canary in sorted((r for r in since if r.is_canary), key=lambda r: r.ended_ns):
+        fits = (
+            canary.planned_ns > last_failed_ns
+            and is_right(canary, expected.get(canary.incarnation))
+            and canary.incarnation in started - errors
+        )
         if not fits or (run and run[-1].incarnation != canary.incarnation):
             run = []
         if fits:
             run.append(canary)
         if len(run) >= RIGHT_IN_A_ROW:
-            first, last = run[-RIGHT_IN_A_ROW], run[-1]
-            beside = [
-                r for r in history.requests if first.planned_ns <= r.planned_ns <= last.planned_ns and not r.is_ours
-            ]
-            if all(request.result is RequestResult.OK for request in beside):
-                return last.ended_ns
+            return canary.ended_ns
     return None
+
+
+def _is_wrong_canary(request: Request, expected: Mapping[str, Answer]) -> bool:
+    return request.is_canary and is_wrong(request, expected.get(request.incarnation))

@@ -168,6 +168,7 @@ def _noise_under_load(endpoint: str, request: GoldenRequest, idle: LogprobRows, 
     """Return the largest difference to the idle answer while other requests of random lengths are in flight."""
     ended = threading.Event()
     deadline = Deadline.after(ASK_LIMIT_S * 2)
+    answered: list[int] = []  # streams, one entry per answered request
 
     def other_traffic(stream: int) -> None:
         random = Random(f"{seed}:noise:{stream}")
@@ -185,14 +186,22 @@ def _noise_under_load(endpoint: str, request: GoldenRequest, idle: LogprobRows, 
             try:
                 complete(endpoint, body, api_key=api_key, limit_s=ASK_LIMIT_S)
             except (OSError, ValueError):
-                return  # the canaries beside it will say what is wrong
+                return  # counted below: noise without load would be none
+            answered.append(stream)
 
     streams = [threading.Thread(target=other_traffic, args=(number,), daemon=True) for number in range(NOISE_STREAMS)]
     for stream in streams:
         stream.start()
     try:
-        return max(largest_difference(idle, _ask(endpoint, request.prompts, api_key)) for _ in range(NOISE_CHECKS))
+        noise = max(largest_difference(idle, _ask(endpoint, request.prompts, api_key)) for _ in range(NOISE_CHECKS))
+        is_alone = not all(stream.is_alive() for stream in streams)
     finally:
         ended.set()
         for stream in streams:
             stream.join(timeout=ASK_LIMIT_S)
+    if is_alone or not answered:
+        raise GoldenUnusable(
+            f"noise could not be measured under load: {len(answered)} requests beside the {NOISE_CHECKS} checks were "
+            f"answered, and {'not ' if is_alone else ''}all {NOISE_STREAMS} streams of them went on to the end"
+        )
+    return noise

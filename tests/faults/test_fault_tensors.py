@@ -187,7 +187,6 @@ def test_a_dim_that_is_not_there_is_refused(dim: int, pair: Pair, target: Path) 
         lambda: faults.slow_sync(duration_s=0.0),
         lambda: faults.slow_sync(order="random"),
         lambda: faults.stale_weight_cache(key="name"),
-        lambda: faults.late_purge(delay_s=-1.0),
     ],
 )
 def test_parameters_that_cannot_be_are_refused_before_anything_starts(make: object) -> None:

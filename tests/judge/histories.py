@@ -88,6 +88,7 @@ def remedy(at_s: float = 9.0, incarnation: str = "new-2", ready_s: float = 10.0)
         event(at_s, EventKind.REMEDY_STARTED, what="repair"),
         event(at_s + 0.1, EventKind.ENGINE_STARTING, incarnation=incarnation, expects="new"),
         event(ready_s, EventKind.ENGINE_READY, incarnation=incarnation, took_s=1.0),
+        event(20.5, EventKind.FAULT_UNDONE, fault="widen_tensor", proved=True, because="same weights", refused=[]),
     ]
     count = int((20 - ready_s) * 2)
     things += [canary(ready_s + 0.1 + at * 0.5, incarnation, "new") for at in range(count)]

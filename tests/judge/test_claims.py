@@ -81,6 +81,48 @@ def test_claim_is_held_broken_and_unknown(
         assert verdict(claim, unknown) is Verdict.UNKNOWN
 
 
+REFUSED = event(
+    8, EventKind.ENGINE_NOT_READY, incarnation="new-1", reason="limit passed", exit_code=None, log_lines=["x"]
+)
+
+
+@pytest.mark.parametrize(
+    "claim", [claims.detected_by("canary"), claims.detected_within(limit_s=9), claims.layer_as_expected()]
+)
+def test_a_doubted_detection_decides_nothing(claim: Claim) -> None:
+    assert verdict(claim, history(*before(), *rollout()[:4], REFUSED)) is Verdict.UNKNOWN
+
+
+def test_harmless_where_a_layer_was_recorded_is_unknown_not_better() -> None:
+    right = [canary(6.3 + at * 0.3, "new-1", "new", took_s=0.05) for at in range(8)]
+    assert verdict(claims.layer_as_expected(), history(*before(), *rollout(), *right)) is Verdict.UNKNOWN
+    context = Context(scenario="s", engine_label="reference-1", expected_layers=(Layer.HARMLESS,) * 3)
+    assert verdict(claims.layer_as_expected(), history(*before(), *rollout(), *right), context) is Verdict.HELD
+
+
+def test_every_declared_fault_has_to_prove_itself() -> None:
+    context = Context(scenario="s", engine_label="reference-1", faults=("widen_tensor", "late_purge"))
+    finding = next(f for f in judge((), WHOLE, context) if f.claim == "faults_proved()")
+    assert (finding.verdict, "late_purge" in finding.because) == (Verdict.UNKNOWN, True)
+
+
+@pytest.mark.parametrize(
+    ("undone", "expected"),
+    [
+        ({"proved": True, "refused": []}, Verdict.HELD),
+        ({"proved": False, "refused": []}, Verdict.UNKNOWN),
+        ({"proved": True, "refused": [{"id": "D08"}]}, Verdict.BROKEN),
+        (None, Verdict.UNKNOWN),
+    ],
+)
+def test_a_remedy_has_to_prove_that_it_undid_the_fault(undone: dict[str, object] | None, expected: Verdict) -> None:
+    rest = without(WHOLE, EventKind.FAULT_UNDONE)
+    events = (
+        () if undone is None else (event(20.5, EventKind.FAULT_UNDONE, fault="widen_tensor", because="b", **undone),)
+    )
+    assert verdict(claims.faults_undone(), History(rest.requests, (*rest.events, *events))) is expected
+
+
 def test_slow_service_after_recovery_is_out_of_band() -> None:
     slow = [load(11.5 + at * 0.25, "new-2", took_s=0.4) for at in range(30)]
     seen = history(*before(), *rollout(), *USERS, *WRONG, *remedy(), *slow, *ended())
@@ -156,3 +198,8 @@ def test_preconditions_come_first_then_broken_beats_unknown_beats_held(
     findings: list[Finding], expected: Verdict
 ) -> None:
     assert combine(findings) is expected
+
+
+def test_claim_that_is_always_true_is_refused_when_declared() -> None:
+    with pytest.raises(ScenarioInvalid, match="always true"):
+        claims.detected_by("never")

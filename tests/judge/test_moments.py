@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.judge.moments import Layer, Window, detection, exposure, recovery_at_ns, requests_in, window_span
-from harness.observe.history import EventKind
+from harness.observe.history import EventKind, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 
 
@@ -126,3 +126,47 @@ def test_windows_follow_each_other() -> None:
     spans = [window_span(whole, window) for window in (Window.BEFORE, Window.FAULTY, Window.RECOVERING, Window.AFTER)]
     assert spans == [(0, 5 * S), (5 * S, 9 * S), (9 * S, round(11.2 * S)), (round(11.2 * S), 20 * S)]
     assert all(request.incarnation == "old-1" for request in requests_in(whole, Window.BEFORE, canaries=False))
+
+
+@pytest.mark.parametrize("relapse", [canary(18.0, "new-2", "neither"), load(18.0, "new-2", result="stall")])
+def test_what_goes_wrong_later_takes_recovery_back(relapse: Request) -> None:
+    whole = history(*before(), *rollout(), *remedy(), relapse, *ended())
+    assert recovery_at_ns(whole) == round(19.2 * S)
+
+
+def test_relapse_until_the_end_is_no_recovery() -> None:
+    wrong = [canary(19.0 + at * 0.25, "new-2", "neither") for at in range(4)]
+    assert recovery_at_ns(history(*before(), *rollout(), *remedy(), *wrong, *ended())) is None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "log_lines", "doubt"),
+    [
+        (1, ["header too large"], ""),
+        (-7, ["Bus error"], ""),
+        (None, ["header too large"], "limit passed"),
+        (-9, ["header too large"], "killed from outside"),
+        (1, [], "no error line"),
+    ],
+)
+def test_a_start_that_may_have_failed_for_other_reasons_is_doubted(
+    exit_code: int | None, log_lines: list[str], doubt: str
+) -> None:
+    data = {"incarnation": "new-1", "reason": "it ended", "exit_code": exit_code, "log_lines": log_lines}
+    seen = detection(history(*before(), *rollout()[:4], event(8, EventKind.ENGINE_NOT_READY, **data)))
+    assert seen.layer is Layer.STARTUP
+    assert doubt in seen.doubt
+    assert bool(seen.doubt) == bool(doubt)
+
+
+def test_canaries_without_a_usable_answer_leave_users_exposed() -> None:
+    checked = event(6.05, EventKind.CANARY_CHECKED, incarnation="new-1", answer="new")
+    failing = [canary(6.4 + at, "new-1", None, result="http_4xx") for at in range(3)]
+    users = [load(6.2 + at * 0.25, "new-1") for at in range(10)]
+    seen = exposure(history(*before(), *rollout(), checked, *failing, *users))
+    assert (seen.lower, seen.upper) == (0, 10)
+
+
+def test_broken_connection_says_nothing_about_weights() -> None:
+    cut = canary(4.9, "old-1", None, result="reset")
+    assert exposure(history(*before(), cut, *rollout())).upper == 0
