@@ -6,13 +6,14 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.clock import poll_until
+from harness.clock import Deadline, poll_until
 from harness.errors import WaitExpired
 from harness.label import DIRECTORY_PREFIX, LABEL_KEY, LABEL_VARIABLE, SHARED_MEMORY, RunLabel, parse_label
 
@@ -22,50 +23,38 @@ KINDS = ("containers", "networks", "processes", "directories")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What still wears one label."""
+    """What still wears one label.
+
+    `unanswered` says why Docker could not be asked for containers and networks; it is empty when Docker was asked, and
+    when there is no Docker engine here that could hold any.
+    """
 
     label: RunLabel
     containers: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
     directories: tuple[Path, ...] = ()
+    unanswered: str = ""
 
     def is_empty(self) -> bool:
-        """Say whether nothing is left."""
-        return not (self.containers or self.networks or self.processes or self.directories)
+        """Say whether it is known that nothing is left: false too when Docker did not answer."""
+        return not (self.containers or self.networks or self.processes or self.directories or self.unanswered)
 
     def as_json(self) -> dict[str, list[str]]:
-        """Return names by kind, without empty kinds."""
-        return {kind: [str(thing) for thing in getattr(self, kind)] for kind in KINDS if getattr(self, kind)}
+        """Return names by kind, without empty kinds; `unanswered` holds why Docker could not be asked."""
+        names = {kind: [str(thing) for thing in getattr(self, kind)] for kind in KINDS if getattr(self, kind)}
+        return names | ({"unanswered": [self.unanswered]} if self.unanswered else {})
 
 
 def find(*, docker: bool = True) -> tuple[Leftovers, ...]:
     """Return what wears any run's label, one entry per run. Things of a run on another host are not looked at."""
-    found: dict[str, dict[str, list[Any]]] = {}
-
-    def add(label: str, kind: str, thing: Any) -> None:
-        parsed = parse_label(label)
-        if parsed is not None and not parsed.is_foreign():
-            found.setdefault(label, {kind: [] for kind in KINDS})[kind].append(thing)
-
-    for pid, label in _labelled_processes():
-        add(label, "processes", pid)
-    for root in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
-        for path in sorted(root.glob(f"{DIRECTORY_PREFIX}*")):
-            add(path.name.removeprefix(DIRECTORY_PREFIX), "directories", path)
-    if docker:
-        for kind, name, label in _labelled_in_docker():
-            add(label, kind, name)
-    return tuple(
-        Leftovers(label=parsed, **{kind: tuple(things) for kind, things in kinds.items()})
-        for label, kinds in sorted(found.items())
-        if (parsed := parse_label(label)) is not None
-    )
+    return _look(docker=docker)[0]
 
 
 def find_of(label: RunLabel, *, docker: bool = True) -> Leftovers:
     """Return what wears this run's label, apart from the calling process itself."""
-    return next((left for left in find(docker=docker) if left.label == label), Leftovers(label=label))
+    found, unanswered = _look(docker=docker)
+    return next((left for left in found if left.label == label), Leftovers(label=label, unanswered=unanswered))
 
 
 def find_of_dead_runs(*, docker: bool = True) -> tuple[Leftovers, ...]:
@@ -73,12 +62,21 @@ def find_of_dead_runs(*, docker: bool = True) -> tuple[Leftovers, ...]:
     return tuple(left for left in find(docker=docker) if not left.label.owner_is_alive())
 
 
-def end(label: RunLabel, *, limit_s: float = 10.0, docker: bool = True) -> Leftovers:
-    """End everything of one run and return what is left in spite of it: processes first, since they hold the rest."""
+def docker_unanswered() -> str:
+    """Return why Docker cannot be asked for what runs left behind; empty when it can, or when there is none here."""
+    return _labelled_in_docker()[1]
 
+
+def end(label: RunLabel, *, limit_s: float = 10.0, settle_s: float = 0.0, docker: bool = True) -> Leftovers:
+    """End everything of one run and return what is left in spite of it: processes first, since they hold the rest.
+
+    Nothing may be seen for `settle_s` before that counts: a container whose creation was under way appears late.
+    """
     segments: set[Path] = set()
+    quiet: Deadline | None = None
 
     def ended() -> Leftovers | None:
+        nonlocal quiet
         left = find_of(label, docker=docker)
         for pid in left.processes:
             segments.update(_segments_of(pid))
@@ -90,6 +88,10 @@ def end(label: RunLabel, *, limit_s: float = 10.0, docker: bool = True) -> Lefto
         for directory in left.directories:
             _remove_directory(directory)
         if not left.is_empty():
+            quiet = None
+            return None
+        quiet = quiet or Deadline.after(settle_s)
+        if not quiet.is_expired():
             return None
         _unlink_unmapped(segments)
         return left
@@ -98,6 +100,32 @@ def end(label: RunLabel, *, limit_s: float = 10.0, docker: bool = True) -> Lefto
         return poll_until(ended, what=f"everything of run {label} ended", limit_s=limit_s, every_s=0.2)
     except WaitExpired:
         return find_of(label, docker=docker)
+
+
+def _look(*, docker: bool) -> tuple[tuple[Leftovers, ...], str]:
+    """Return what wears any run's label, and why Docker did not answer."""
+    found: dict[str, dict[str, list[Any]]] = {}
+
+    def add(label: str, kind: str, thing: Any) -> None:
+        parsed = parse_label(label)
+        if parsed is not None and not parsed.is_foreign():
+            found.setdefault(label, {kind: [] for kind in KINDS})[kind].append(thing)
+
+    for pid, label in _labelled_processes():
+        add(label, "processes", pid)
+    for root in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+        for path in sorted(root.glob(f"{DIRECTORY_PREFIX}*")):
+            if _is_own_directory(path):
+                add(path.name.removeprefix(DIRECTORY_PREFIX), "directories", path)
+    in_docker, unanswered = _labelled_in_docker() if docker else ([], "")
+    for kind, name, label in in_docker:
+        add(label, kind, name)
+    things = tuple(
+        Leftovers(label=parsed, unanswered=unanswered, **{kind: tuple(names) for kind, names in kinds.items()})
+        for label, kinds in sorted(found.items())
+        if (parsed := parse_label(label)) is not None
+    )
+    return things, unanswered
 
 
 def _segments_of(pid: int) -> set[Path]:
@@ -119,12 +147,35 @@ def _unlink_unmapped(segments: set[Path]) -> None:
             segment.unlink(missing_ok=True)
 
 
+def _is_own_directory(path: Path) -> bool:
+    """Say whether this is a directory of the user who sweeps: anybody can put a link of that name into /tmp."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
 def _remove_directory(directory: Path) -> None:
-    for folder, names, _ in os.walk(directory):
-        for name in names:  # read-only checkpoints must not survive for their mode bits
-            with contextlib.suppress(OSError):
-                os.chmod(Path(folder) / name, 0o700)
+    if not _is_own_directory(directory):
+        return
+    _open_up(str(directory))
+    with contextlib.suppress(OSError):
+        for _, names, _, folder in os.fwalk(directory, follow_symlinks=False):
+            for name in names:  # read-only checkpoints must not survive for their mode bits
+                _open_up(name, inside=folder)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open_up(name: str, *, inside: int | None = None) -> None:
+    """Let the owner into a directory of ours; links and what belongs to others stay as they are."""
+    with contextlib.suppress(OSError):
+        place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+        try:
+            if os.fstat(place).st_uid == os.geteuid():
+                os.chmod(f"/proc/self/fd/{place}", 0o700)  # the very directory that was looked at
+        finally:
+            os.close(place)
 
 
 def _labelled_processes() -> Iterable[tuple[int, str]]:
@@ -141,26 +192,26 @@ def _labelled_processes() -> Iterable[tuple[int, str]]:
                 yield int(entry.name), variable[len(marker) :].decode("ascii", "replace")
 
 
-def _labelled_in_docker() -> list[tuple[str, str, str]]:
-    """Return (kind, name, label) of labelled containers and networks; empty where no Docker engine answers."""
-    client = _docker_client()
+def _labelled_in_docker() -> tuple[list[tuple[str, str, str]], str]:
+    """Return (kind, name, label) of labelled containers and networks, and why Docker did not answer."""
+    client, unanswered = _docker_client()
     if client is None:
-        return []
+        return [], unanswered
     try:
         chosen = {"label": [LABEL_KEY]}
         containers = [
             ("containers", c["Id"][:12], c["Labels"][LABEL_KEY]) for c in client.containers(all=True, filters=chosen)
         ]
         networks = [("networks", n["Id"][:12], n["Labels"][LABEL_KEY]) for n in client.networks(filters=chosen)]
-        return containers + networks
-    except Exception:  # an engine that goes away while asked leaves nothing that could be removed
-        return []
+        return containers + networks, ""
+    except Exception as error:  # whatever it was: what Docker holds is not known
+        return [], _why_unanswered(error)
     finally:
         client.close()
 
 
 def _remove_from_docker(containers: Iterable[str], networks: Iterable[str]) -> None:
-    client = _docker_client()
+    client, _ = _docker_client()
     if client is None:
         return
     try:
@@ -174,11 +225,19 @@ def _remove_from_docker(containers: Iterable[str], networks: Iterable[str]) -> N
         client.close()
 
 
-def _docker_client() -> Any:
-    """Return a low-level client, or None where no Docker engine answers."""
+def _docker_client() -> tuple[Any, str]:
+    """Return a low-level client, or None and why Docker did not answer; the reason is empty where there is no Docker."""
     try:
-        from harness.engine.docker_daemon import connect
+        from harness.engine.docker_daemon import connect, is_absent
+    except ImportError:  # without the package no run has made a container
+        return None, ""
+    try:
+        return connect(timeout_s=DOCKER_LIMIT_S).api, ""
+    except Exception as error:
+        return None, "" if is_absent(error) else _why_unanswered(error)
 
-        return connect(timeout_s=DOCKER_LIMIT_S).api
-    except Exception:  # no package, no daemon, no permission: no containers of ours
-        return None
+
+def _why_unanswered(error: Exception) -> str:
+    from harness.engine.docker_daemon import innermost
+
+    return f"Docker did not answer: {innermost(error)}"

@@ -30,6 +30,16 @@ def connect(*, timeout_s: float = 60.0) -> docker.DockerClient:
         raise EnvironmentMissing("docker", f"no Docker daemon answers at {place} ({innermost(error)})") from error
 
 
+def is_absent(error: BaseException) -> bool:
+    """Say whether `connect` failed because no Docker engine is here for this user, not because one did not answer."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, FileNotFoundError | ConnectionRefusedError | PermissionError):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 def _require_listener(place: str) -> None:
     # The SDK leaves a socket open when nobody listens on it.
     if place.startswith("unix://"):
