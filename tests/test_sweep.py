@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,19 @@ from pathlib import Path
 import pytest
 
 from harness import sweep, watchdog
-from harness.clock import poll_until
-from harness.label import LABEL_VARIABLE, RunLabel, new_label, parse_label, shared_memory_directory, work_directory
+from harness.clock import now_ns, poll_until, seconds_between
+from harness.engine import docker_daemon
+from harness.errors import HarnessError
+from harness.label import (
+    DIRECTORY_PREFIX,
+    LABEL_VARIABLE,
+    SHARED_MEMORY,
+    RunLabel,
+    new_label,
+    parse_label,
+    shared_memory_directory,
+    work_directory,
+)
 
 LIMIT_S = 20.0
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -94,6 +106,118 @@ def test_ending_one_run_leaves_another_alone(label: RunLabel) -> None:
         other.wait(LIMIT_S)
 
 
+def test_a_link_to_a_foreign_directory_is_neither_listed_nor_followed(label: RunLabel, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    (foreign / "inner").mkdir(parents=True)
+    (foreign / "inner" / "precious").write_text("x")
+    (foreign / "inner").chmod(0o500)
+    link = SHARED_MEMORY / f"{DIRECTORY_PREFIX}{label}"
+    link.symlink_to(foreign)
+    work_directory(label).mkdir()
+    (work_directory(label) / "link").symlink_to(foreign)
+    (work_directory(label) / "deeper").symlink_to(foreign / "inner")
+    try:
+        assert sweep.find_of(label, docker=False).directories == (work_directory(label),)
+        sweep._remove_directory(link)
+        assert sweep.end(label, docker=False).is_empty()
+
+        assert not work_directory(label).exists()
+        assert link.is_symlink()
+        assert (foreign / "inner" / "precious").read_text() == "x"
+        assert (foreign / "inner").stat().st_mode & 0o777 == 0o500
+    finally:
+        link.unlink()
+
+
+def test_a_directory_of_somebody_else_stays(label: RunLabel, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = work_directory(label)
+    directory.mkdir(mode=0o500)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        sweep._remove_directory(directory)
+        assert sweep.find_of(label, docker=False).is_empty()
+    assert directory.stat().st_mode & 0o777 == 0o500
+    assert sweep.end(label, docker=False).is_empty()
+    assert not directory.exists()
+
+
+class SilentDocker:
+    """Accepts connections on a socket and never answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = f"unix://{directory}/docker.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(f"{directory}/docker.sock")
+        self.listener.listen(64)
+
+
+@pytest.fixture
+def silent_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SilentDocker]:
+    """Give a Docker engine that hangs, and little patience with it."""
+    docker = SilentDocker(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", docker.place)
+    monkeypatch.setattr(sweep, "DOCKER_LIMIT_S", 1)
+    yield docker
+    docker.listener.close()
+
+
+def test_docker_that_does_not_answer_is_not_an_empty_look(label: RunLabel, silent_docker: SilentDocker) -> None:
+    work_directory(label).mkdir()
+
+    left = sweep.find_of(label)
+    assert left.directories == (work_directory(label),)
+    assert "Docker did not answer: " in left.unanswered
+    assert sweep.docker_unanswered() == left.unanswered
+    assert next(found for found in sweep.find_of_dead_runs() if found.label == label).unanswered
+
+    left = sweep.end(label, limit_s=0.5)
+    assert not work_directory(label).exists(), "what can be ended is ended"
+    assert not left.is_empty()
+    assert left.as_json() == {"unanswered": [left.unanswered]}
+
+
+@pytest.mark.parametrize("kind", ["absent", "refused", "tcp"])
+def test_no_docker_here_is_an_empty_look(
+    label: RunLabel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as nobody_listens, socket.socket() as bound:
+        nobody_listens.bind(f"{tmp_path}/refused")
+        bound.bind(("127.0.0.1", 0))
+        place = f"tcp://127.0.0.1:{bound.getsockname()[1]}" if kind == "tcp" else f"unix://{tmp_path}/{kind}"
+        monkeypatch.setenv("DOCKER_HOST", place)
+        assert sweep.find_of(label).is_empty()
+        assert sweep.docker_unanswered() == ""
+
+
+def test_an_error_of_docker_is_not_its_absence() -> None:
+    error = HarnessError("no answer")
+    error.__cause__ = TimeoutError("timed out")
+    assert not docker_daemon.is_absent(error)
+    error.__cause__.__context__ = ConnectionRefusedError()
+    assert docker_daemon.is_absent(error)
+
+
+def test_what_appears_late_is_ended_too(label: RunLabel, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    removed: list[str] = []
+
+    def in_docker() -> tuple[list[tuple[str, str, str]], str]:
+        looks.append(now_ns())
+        is_there = len(looks) >= 3 and not removed
+        return ([("containers", "late", str(label))] if is_there else []), ""
+
+    monkeypatch.setattr(sweep, "_labelled_in_docker", in_docker)
+    monkeypatch.setattr(sweep, "_remove_from_docker", lambda containers, networks: removed.extend(containers))
+
+    assert sweep.end(label).is_empty()
+    assert removed == [], "one empty look is enough where nothing can be under way"
+
+    assert sweep.end(label, settle_s=0.8).is_empty()
+    assert removed == ["late"]
+    assert len(looks) >= 6, "after the last thing it looked again and again"
+    assert seconds_between(looks[3], looks[-1]) >= 0.8
+
+
 HARNESS_THAT_IS_KILLED = """
 import os, signal, subprocess, sys
 from harness import watchdog
@@ -140,3 +264,33 @@ def test_watchdog_without_a_label_says_how_it_is_used() -> None:
     )
     assert done.returncode == 3
     assert "usage" in done.stderr
+
+
+def test_a_watchdog_that_cannot_start_says_why(
+    label: RunLabel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(HarnessError, match=r"the watchdog cannot be started: .*python"), watchdog.watch(label):
+        pass
+    broken.write_text("#!/bin/sh\necho No module named harness >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with (
+        pytest.raises(HarnessError, match=r"ended before it watched.*: No module named harness"),
+        watchdog.watch(label),
+    ):
+        pass
+    broken.write_text("#!/bin/sh\nread released\n")
+    monkeypatch.setattr(watchdog, "UP_LIMIT_S", 0.3)
+    with pytest.raises(HarnessError, match=r"the watchdog is up: not seen within 0\.3 s"), watchdog.watch(label):
+        pass
+
+
+def test_the_watchdog_is_ours_wherever_the_user_stands(
+    label: RunLabel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise SystemExit('another harness')")
+    monkeypatch.chdir(tmp_path)
+    with watchdog.watch(label) as pid:
+        assert Path(f"/proc/{pid}").exists()
