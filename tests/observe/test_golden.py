@@ -15,9 +15,10 @@ import pytest
 from harness.checkpoint.models import tiny_llama
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.launch import Launch, WeightCache
+from harness.engine.reference.check import forward_logprobs
 from harness.engine.reference_starter import ReferenceStarter
 from harness.errors import GoldenUnusable, HarnessError
-from harness.goldens import Goldens
+from harness.goldens import Goldens, require_own_weights
 from harness.guards.canary import Golden, GoldenPair, LogprobRows, TokenRows
 from harness.label import new_label
 from harness.observe.golden import (
@@ -153,6 +154,7 @@ class StubEngine:
         self.others = 0
         self.canaries = 0
         self.is_stopped = False
+        self.fails_others = False
         self.log_path = Path("/logs/golden.log")
         self.launches: list[tuple[Launch, str]] = []
         self._lock = threading.Lock()
@@ -164,7 +166,8 @@ class StubEngine:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 text = json.dumps(stub.answer(body)).encode()
-                self.send_response(stub.status)
+                is_other = "prompt_logprobs" not in body and not body.get("return_token_ids")
+                self.send_response(500 if is_other and stub.fails_others else stub.status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
@@ -184,7 +187,7 @@ class StubEngine:
             return {"choices": choices[::-1]}
         if "prompt_logprobs" not in body:
             with self._lock:
-                self.others += 1
+                self.others += not self.fails_others
                 self._under_way += 1
             self._ended.wait(0.02)
             with self._lock:
@@ -309,3 +312,23 @@ def test_engine_with_wrong_answers_cannot_bless_itself(tmp_path: Path, monkeypat
     finally:
         starter.close()
     assert list((tmp_path / "cache" / "goldens").iterdir()) == []
+
+
+def test_noise_is_not_claimed_when_the_load_beside_it_broke_off(stub: StubEngine) -> None:
+    stub.fails_others = True
+    with pytest.raises(GoldenUnusable, match=r"could not be measured under load: 0 requests"):
+        measure(stub)
+    assert stub.is_stopped
+
+
+def test_engine_that_served_the_other_checkpoint_cannot_bless_itself(tmp_path: Path) -> None:
+    old, new = (tiny_llama(seed=seed).build(tmp_path) for seed in (1, 2))
+    prompts = canary_prompts(512, seed=1)
+    answers = {source: forward_logprobs(source, prompts) for source in (old, new)}
+
+    def made_of(source: Path) -> Golden:
+        return replace(golden(f"w-{source.name}", -1.0, prompts=prompts), prompt_logprobs=answers[source])
+
+    require_own_weights(GoldenPair(made_of(old), made_of(new)), old, new)
+    with pytest.raises(GoldenUnusable, match="served other weights"):
+        require_own_weights(GoldenPair(made_of(new), made_of(old)), old, new)
