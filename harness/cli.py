@@ -189,11 +189,15 @@ def _sweep(options: argparse.Namespace) -> int:
 
     found = sweep.find_of_dead_runs()
     for left in found:
-        for kind, names in left.as_json().items():
-            print(f"{left.label}: {kind}: {', '.join(names)}")
+        for kind in sweep.KINDS:
+            if names := left.as_json().get(kind):
+                print(f"{left.label}: {kind}: {', '.join(names)}")
+    unanswered = found[0].unanswered if found else sweep.docker_unanswered()
+    if unanswered:
+        print(f"harness: containers and networks could not be looked for: {unanswered}", file=sys.stderr)
     if not found:
-        print("nothing is left of dead runs")
-        return EXIT_HELD
+        print("nothing else is left of dead runs" if unanswered else "nothing is left of dead runs")
+        return EXIT_UNKNOWN if unanswered else EXIT_HELD
     if not options.yes:
         print("nothing was touched; end them with: harness sweep --yes")
         return EXIT_BROKEN

@@ -250,6 +250,17 @@ def test_empty_selection_is_no_success(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+def test_warning_is_no_verdict_where_a_suite_makes_warnings_errors(tmp_path: Path) -> None:
+    (write_suite(tmp_path) / "test_widened.py").write_text(
+        "import warnings\ndef test_it(rollout_run):\n    warnings.warn('an old name', DeprecationWarning)\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    run = start(["run", "rollouts", "--all", "--engine", "reference"], scratch=tmp_path / "s", cwd=tmp_path)
+    told, _ = run.communicate(timeout=RUN_LIMIT_S)
+    assert run.returncode == 0, told
+    assert "DeprecationWarning: an old name" in told
+
+
 def test_sweep_lists_first_and_ends_when_told_to(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -280,6 +291,15 @@ def test_sweep_lists_first_and_ends_when_told_to(tell: Tell, monkeypatch: pytest
         sleeper.kill()
         sleeper.wait(20)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_sweep_says_when_docker_did_not_answer(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_labelled_in_docker", lambda: ([], "Docker did not answer: timed out"))
+    monkeypatch.setattr(sweep, "find_of_dead_runs", lambda: ())
+    code, output, errors = tell("sweep")
+    assert code == 2
+    assert errors == "harness: containers and networks could not be looked for: Docker did not answer: timed out\n"
+    assert "nothing else is left" in output
 
 
 # --- a run and what is made of it afterwards ---
