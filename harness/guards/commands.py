@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import EXIT_BROKEN, EXIT_HELD
+from harness.errors import EXIT_BROKEN, EXIT_HELD, UsageError
 from harness.guards.command import CommandParser, print_json
 from harness.guards.finding import printable
 from harness.guards.publish import KEPT_VERSIONS, Published, publish, rollback
@@ -54,7 +55,7 @@ def rollback_main(argv: Sequence[str]) -> int:
 def purge_main(argv: Sequence[str]) -> int:
     """Run `harness purge-cache`; return 0 when the cache is empty now, 1 when a dry run found entries.
 
-    Raises: UsageError when the directory is no weight cache.
+    Raises: UsageError when the directory is no weight cache, or is absent: a mistyped path must not look like success.
     """
     parser = CommandParser(
         prog="harness purge-cache",
@@ -64,6 +65,8 @@ def purge_main(argv: Sequence[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="remove the entries; without it they are only listed")
     parser.add_argument("--json", action="store_true", help="print the entries as JSON")
     options = parser.parse_args(argv)
+    if not os.path.lexists(options.root):
+        raise UsageError(f'there is no directory "{options.root}" that could hold a weight cache')
     entries = purge(options.root).removed if options.yes else list_cache(options.root)
     if options.json:
         print_json(

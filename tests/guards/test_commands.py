@@ -206,6 +206,19 @@ def test_purge_refuses_what_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(list(root.iterdir())) == 2
 
 
+@pytest.mark.parametrize("asked", [[], ["--yes"], ["--yes", "--json"]])
+def test_purge_of_a_mistyped_path_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
+) -> None:
+    absent = tmp_path / "cahce"
+    assert main(["purge-cache", str(absent), *asked]) == 3
+    printed = capsys.readouterr()
+    assert printed.err == f'harness: there is no directory "{absent}" that could hold a weight cache\n'
+    assert printed.out == ""
+    absent.mkdir()
+    assert main(["purge-cache", str(absent), *asked]) == 0
+
+
 # canary
 
 
