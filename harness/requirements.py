@@ -14,7 +14,9 @@ from harness.settings import Settings
 
 FREE_BYTES_MIN = 64 * 2**20  # two tiny checkpoints in a few copies, logs and history of a run
 SHARED_FREE_BYTES_MIN = 8 * 2**20  # the weight cache of a tiny checkpoint; containers have 64 MiB in all by default
-COPIES_OF_OWN_CHECKPOINTS = 2  # the published one and the private one that a fault damages
+# Full copies, since not every file system can share blocks. Of the old checkpoint the one that is served; of the new one
+# the private one that a fault damages, the one published from it, and the undamaged one of the remedy.
+COPIES = {"old": 1, "new": 3}
 
 
 def require(settings: Settings) -> None:
@@ -25,7 +27,7 @@ def require(settings: Settings) -> None:
     copied_bytes = 0
     for which, path in (("old", settings.old), ("new", settings.new)):
         if path is not None:
-            copied_bytes += COPIES_OF_OWN_CHECKPOINTS * _size_bytes(which, path)
+            copied_bytes += COPIES[which] * _size_bytes(which, path)
     if settings.old is not None and settings.new is not None and settings.old.samefile(settings.new):
         raise UsageError(
             f'the old and the new checkpoint are the same directory "{settings.old.resolve()}": there is nothing to roll out'
