@@ -16,6 +16,7 @@ from threading import Thread
 import psutil
 import pytest
 
+from harness import sweep
 from harness.checkpoint.models import tiny_llama
 from harness.clock import poll_until
 from harness.engine.engine import Engine, EngineSite, Killable, Pausable
@@ -24,7 +25,7 @@ from harness.engine.process import ProcessStarter
 from harness.engine.process_child import ProcessEngine
 from harness.engine.ready import HEALTHY, probe_health
 from harness.errors import EngineNotReady, EnvironmentMissing, HarnessError, UsageError
-from harness.label import LABEL_VARIABLE, SHARED_MEMORY
+from harness.label import LABEL_VARIABLE, SHARED_MEMORY, new_label
 
 API_KEY = "key-that-must-not-be-seen"
 LIMIT_S = 20.0
@@ -266,25 +267,31 @@ def test_engine_outlives_the_thread_that_asked_for_it(starter: ProcessStarter, t
 
 
 def test_engine_dies_with_the_harness(tmp_path: Path) -> None:
+    label = new_label()  # owned by this process, so that a sweep finds the engine should this process be killed too
     code = (
         "import sys; from pathlib import Path\n"
         "from harness.engine.engine import EngineSite; from harness.engine.launch import Launch\n"
         "from harness.engine.process import ProcessStarter\n"
         "d = Path(sys.argv[1]); s = ProcessStarter(d / 'python')\n"
-        "s.open(EngineSite(run_label='r', log_directory=d / 'l', work_directory=d / 'w', api_key='k'))\n"
+        "s.open(EngineSite(run_label=sys.argv[2], log_directory=d / 'l', work_directory=d / 'w', api_key='k'))\n"
         "e = s.start(Launch(checkpoint_root=d, checkpoint_name='live'), incarnation='one')\n"
         "e.wait_ready(20); print(e.pid, flush=True); sys.stdin.read()\n"
     )
     fake_interpreter(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as harness:
+    harness = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(label)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
         assert harness.stdout is not None
         engine = psutil.Process(int(harness.stdout.readline()))
         harness.kill()
         harness.wait(LIMIT_S)
 
-    assert psutil.wait_procs([engine], timeout=LIMIT_S)[1] == []
+        assert psutil.wait_procs([engine], timeout=LIMIT_S)[1] == []
+    finally:
+        harness.kill()
+        harness.communicate()
+        assert sweep.end(label, docker=False).is_empty()
 
 
 def test_engine_keeps_to_its_cores(tmp_path: Path) -> None:
