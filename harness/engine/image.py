@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,25 @@ import docker
 import docker.errors
 import requests
 
-from harness.clock import Deadline
+from harness.clock import Deadline, poll_until
+from harness.engine.base_image import LABEL, Progress, base_image, scratch_directory
 from harness.engine.build_context import HostSettings, assemble
-from harness.engine.docker_daemon import connect, innermost, is_present
-from harness.errors import EnvironmentMissing, HarnessError
+from harness.engine.docker_daemon import connect, innermost
+from harness.errors import EXIT_UNKNOWN, EnvironmentMissing, HarnessError, WaitExpired
 
 DEFAULT_VERSION = "0.32.0"
 REPOSITORY = "vllm-rollout-harness/vllm-cpu"
-LABEL = "io.github.vllm-rollout-harness"
 INPUTS_LABEL = f"{LABEL}.inputs"
 VERSION_LABEL = f"{LABEL}.vllm-version"
 STAGE_LABEL = f"{LABEL}.stage"  # set in the Dockerfile on the stage that is thrown away
-REGISTRY_BASE = "debian:bookworm-slim"
-LOCAL_BASE = "vllm-rollout-harness/base:bookworm"
 NEEDED_BYTES = 12 * 1024**3
 BUILD_LIMIT_S = 3600.0
+REMOVAL_LIMIT_S = 20.0
 
 _DOCKER_DIRECTORY = Path(__file__).resolve().parents[2] / "docker"
 _DOCKERFILE = "vllm-cpu.Dockerfile"
 _BUILD_FILES = (_DOCKERFILE, "vllm_metadata.py")
-
-Progress = Callable[[str], None]
+_LAYER = re.compile(r"---> ([0-9a-f]{12,64})")  # how the daemon names the image that a step has made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,25 +87,85 @@ def ensure_image(
             old_id = image.id
         _require_space(str(client.info().get("DockerRootDir", "")))
         settings = HostSettings.read()
-        base_name = _base_image(client, base, settings, progress)
+        base_name = base_image(client, base, settings, progress)
         progress(f"building {name} on {base_name}")
-        with tempfile.TemporaryDirectory(prefix="rollout-image-") as context:
-            assemble(Path(context), dockerfiles=[_build_file(file) for file in _BUILD_FILES], settings=settings)
-            stream = client.api.build(
-                path=context,
-                dockerfile=_DOCKERFILE,
-                tag=name,
-                rm=True,
-                forcerm=True,
-                decode=True,
-                buildargs={"BASE_IMAGE": base_name, "VLLM_VERSION": version, "APT_MIRROR": settings.apt_mirror},
+        with scratch_directory() as context:
+            assemble(context, dockerfiles=[_build_file(file) for file in _BUILD_FILES], settings=settings)
+            _build(
+                client,
+                context,
+                name=name,
+                arguments={"BASE_IMAGE": base_name, "VLLM_VERSION": version, "APT_MIRROR": settings.apt_mirror},
                 labels={INPUTS_LABEL: digest, VERSION_LABEL: version, LABEL: "image"},
+                progress=progress,
             )
-            _follow_build(stream, name=name, progress=progress)
         _remove_unneeded(client, old_id)
         image = client.images.get(name)
         progress(f"built {name}: {image.attrs['Size'] / 1e9:.1f} GB")
         return ImageRef(id=str(image.id), name=name, version=version, digest_of_inputs=digest)
+
+
+def _build(
+    client: docker.DockerClient,
+    context: Path,
+    *,
+    name: str,
+    arguments: Mapping[str, str],
+    labels: Mapping[str, str],
+    progress: Progress,
+) -> None:
+    """Build the image; of the stages that saw the host's settings nothing stays, however the build ends."""
+    private: list[str] = []
+    answers: list[requests.Response] = []
+    client.api.hooks["response"].append(lambda answer, *_, **__: answers.append(answer))
+    stream = client.api.build(
+        path=str(context),
+        dockerfile=_DOCKERFILE,
+        tag=name,
+        rm=True,
+        forcerm=True,
+        decode=True,
+        buildargs=dict(arguments),
+        labels=dict(labels),
+    )
+    try:
+        _follow_build(_noting_private(stream, private), name=name, progress=progress)
+    finally:
+        for answer in answers:
+            answer.close()  # which ends a build that is still under way
+        _remove_private(client, private, progress)
+
+
+def _noting_private(stream: Iterator[Mapping[str, Any]], private: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Pass a build's messages on and note the images that hold the host's settings, parents first."""
+    holds_settings = False
+    for message in stream:
+        for line in str(message.get("stream", "")).splitlines():
+            if line.startswith("Step "):
+                instruction = line.partition(" : ")[2]
+                if instruction.startswith("FROM "):
+                    holds_settings = False
+                holds_settings = holds_settings or instruction.startswith("COPY host/ ")
+            elif holds_settings and (layer := _LAYER.fullmatch(line.strip())):
+                private.append(layer[1])
+        yield message
+
+
+def _remove_private(client: docker.DockerClient, private: Sequence[str], progress: Progress) -> None:
+    left = list(dict.fromkeys(private))
+
+    def removed() -> bool | None:
+        while left:
+            with contextlib.suppress(docker.errors.ImageNotFound):
+                if not client.images.get(left[-1]).tags:
+                    client.images.remove(left[-1], noprune=True)  # what is below may be the cache of the next build
+            left.pop()
+        return True
+
+    try:  # a conflict, which is an OSError, until the daemon has removed the container of the step that it ended
+        poll_until(removed, what="images with the host's package settings removed", limit_s=REMOVAL_LIMIT_S)
+    except WaitExpired as expired:
+        progress(f"these images hold package settings of this host and stay: {', '.join(left)}: {expired.last_seen}")
 
 
 def _follow_build(stream: Iterator[Mapping[str, Any]], *, name: str, progress: Progress) -> None:
@@ -133,46 +191,6 @@ def _why_build_failed(message: Mapping[str, Any], tail: deque[str]) -> str:
     code = message.get("errorDetail", {}).get("code")
     ended = f"a step ended with exit code {code}" if code is not None else str(message["error"])[:300]
     return f"{ended}; its last lines: {last_lines}" if last_lines else ended
-
-
-def _base_image(client: docker.DockerClient, base: str | None, settings: HostSettings, progress: Progress) -> str:
-    for candidate in (base,) if base else (REGISTRY_BASE, LOCAL_BASE):
-        if is_present(client, candidate):
-            return candidate
-    wanted = base or REGISTRY_BASE
-    progress(f"pulling {wanted}")
-    repository, _, tag = wanted.rpartition(":") if ":" in wanted.rpartition("/")[2] else (wanted, ":", "latest")
-    try:
-        client.images.pull(repository, tag=tag)
-        return wanted
-    except (docker.errors.APIError, requests.RequestException) as error:
-        if base:
-            raise EnvironmentMissing("image", f'base "{base}" is not here and cannot be pulled: {error}') from error
-    _make_base(client, settings, progress)
-    return LOCAL_BASE
-
-
-def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Progress) -> None:
-    program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if program is None or os.geteuid() != 0:
-        lack = "debootstrap is not installed" if program is None else "only root can run debootstrap"
-        raise EnvironmentMissing("image", f'base "{REGISTRY_BASE}" cannot be pulled, and {lack}; name one with --base')
-    progress(f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror}")
-    include = "--include=ca-certificates,python3,python3-venv"
-    with tempfile.TemporaryDirectory(prefix="rollout-base-") as scratch:
-        root, archive = Path(scratch) / "root", Path(scratch) / "root.tar"
-        for command in (
-            [program, "--variant=minbase", include, "bookworm", str(root), settings.apt_mirror],
-            ["tar", "-C", str(root), "-cf", str(archive), "."],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=1800, check=False)
-            if done.returncode != 0:
-                last = " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
-                raise EnvironmentMissing(
-                    "image", f"{Path(command[0]).name} ended with exit code {done.returncode}: {last}"
-                )
-        repository, _, tag = LOCAL_BASE.partition(":")
-        client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=f"LABEL {LABEL}=base")
 
 
 def _remove_unneeded(client: docker.DockerClient, old_id: str | None) -> None:
@@ -216,11 +234,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", default=DEFAULT_VERSION, help="vLLM release (default: %(default)s)")
     parser.add_argument("--base", help="image to build on (default: debian:bookworm-slim, else made with debootstrap)")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as after Ctrl-C
     try:
         image = ensure_image(options.version, base=options.base, progress=lambda line: print(line, flush=True))
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted; what was made so far has been removed", file=sys.stderr)
+        return EXIT_UNKNOWN
     print(f"{image.name} {image.id} (inputs {image.digest_of_inputs})")
     return 0
 

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import platform
+import uuid
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from docker.errors import APIError
 
+from harness.clock import poll_until
 from harness.engine import image
 from harness.engine.build_context import (
     TORCH_CPU_INDEX,
@@ -17,6 +23,7 @@ from harness.engine.build_context import (
     pip_configuration,
     torch_wheels,
 )
+from harness.engine.docker_daemon import connect
 from harness.errors import EnvironmentMissing, HarnessError
 
 TORCH = f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{platform.machine()}.whl"
@@ -137,6 +144,84 @@ def test_a_failed_step_is_told_by_what_it_printed_last() -> None:
     assert "/bin/sh" not in str(caught.value)
     assert len(lines) == 1
     assert "Step 1/2" in lines[0]
+
+
+PRIVATE_BUILD = """FROM scratch AS packages
+LABEL test={test}
+COPY {dockerfile} /{dockerfile}
+FROM packages AS install
+COPY host/ /host/
+ENV A=B
+{last}
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])
+def test_nothing_that_saw_the_hosts_settings_stays_in_docker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    last = {"succeeds": "FROM packages", "fails": "COPY absent /x", "is interrupted": "ENV B=C"}[end]
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "pip.conf").write_text(str(tmp_path))  # new to the daemon
+    test = uuid.uuid4().hex
+    text = PRIVATE_BUILD.format(test=test, dockerfile=image._DOCKERFILE, last=last)
+    (tmp_path / image._DOCKERFILE).write_text(text)
+    noted: list[str] = []
+    remove_private = image._remove_private
+
+    def remove(client: Any, private: list[str], progress: Any) -> None:
+        noted.extend(client.images.get(layer).id for layer in private)
+        remove_private(client, private, progress)
+
+    def follow(line: str) -> None:
+        if end == "is interrupted" and "ENV B=C" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(image, "_remove_private", remove)
+    name = f"vllm-rollout-harness/test:{test}"
+    expected = {"succeeds": nullcontext(), "fails": pytest.raises(EnvironmentMissing, match="absent")}
+    with contextlib.closing(connect()) as client:
+        try:
+            with expected.get(end, pytest.raises(KeyboardInterrupt)):
+                image._build(client, tmp_path, name=name, arguments={}, labels={}, progress=follow)
+            assert len(noted) >= 2
+            assert not set(noted) & {found.id for found in client.images.list(all=True)}
+        finally:
+            remove_all(client, f"test={test}")
+
+
+def remove_all(client: Any, label: str) -> None:
+    """Remove every image with this label, children before their parents."""
+
+    def removed() -> bool | None:
+        left = client.images.list(all=True, filters={"label": label})
+        for own in left:
+            with contextlib.suppress(APIError):
+                client.images.remove(own.tags[0] if own.tags else own.id)
+        return None if left else True
+
+    poll_until(removed, what=f"images with label {label} removed", limit_s=20.0)
+
+
+def test_layers_are_private_from_the_copy_of_the_settings_to_the_end_of_the_stage() -> None:
+    lines = [
+        *("Step 1/6 : FROM x AS packages", " ---> 000000000001", "Step 2/6 : COPY host/ca.pem /tmp/ca.pem"),
+        *(" ---> 000000000002", "Step 3/6 : FROM packages AS install", " ---> 000000000002"),
+        *("Step 4/6 : COPY host/ /host/", " ---> Using cache", " ---> 00000000000a", "Step 5/6 : RUN pip install"),
+        *(" ---> Running in 00000000000f", "Removing intermediate container 00000000000f", " ---> 00000000000b"),
+        *("Step 6/6 : FROM packages", " ---> 000000000002", "Successfully built 00000000000c"),
+    ]
+    noted: list[str] = []
+    passed = list(image._noting_private(iter([{"stream": f"{line}\n"} for line in lines]), noted))
+    assert noted == ["00000000000a", "00000000000b"]
+    assert [message["stream"].strip("\n") for message in passed] == lines
+
+
+def test_the_dockerfile_copies_the_settings_as_the_removal_expects_it() -> None:
+    stages = image._build_file(image._DOCKERFILE).read_text().split("\nFROM ")
+    holding = [stage.split("\n")[0] for stage in stages if "\nCOPY host/ " in stage]
+    assert holding == ["packages AS install"]
 
 
 def test_a_full_disk_is_named() -> None:
