@@ -315,6 +315,8 @@ class Run:
         }
         if any(things.values()):
             ground.recorder.event("runner", EventKind.LEFT_OVER, things=things)
+        elif left.unanswered:
+            ground.recorder.event("runner", EventKind.OBSERVER_FAILED, observer="left-overs", because=left.unanswered)
         else:
             ground.recorder.event("runner", EventKind.NOTHING_LEFT, checked=", ".join(things))
 

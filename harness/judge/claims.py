@@ -343,7 +343,9 @@ def _nothing_left_over(history: History, context: Context) -> Judgement:
     if left is not None:
         return Verdict.BROKEN, f"left over after the scenario: {left.data['things']}", (left.id,)
     if clean is None:
-        return Verdict.UNKNOWN, "nobody looked for left-overs", ()
+        failed = [e for e in history.of(EventKind.OBSERVER_FAILED) if e.data.get("observer") == "left-overs"]
+        why = f": {failed[-1].data['because']}" if failed else ""
+        return Verdict.UNKNOWN, f"nobody could look for left-overs{why}", tuple(event.id for event in failed[-1:])
     return Verdict.HELD, f"looked for {clean.data['checked']}: nothing is left", (clean.id,)
 
 
