@@ -12,6 +12,9 @@ NEW :=
 IMAGE :=
 GPUS :=
 RATE :=
+MAX_MODEL_LEN :=
+MEMORY_GIB :=
+ENGINE_ARGUMENTS :=
 SEED :=
 ONLY :=
 REQUIRE :=
@@ -60,6 +63,8 @@ run: $(READY) $(if $(filter smollm2,$(MODEL)),$(MODELS))
 	@$(BIN)/harness run $(call option,--engine,$(ENGINE)) $(if $(ALL),--all) $(call option,--python,$(PYTHON)) \
 		$(call option,--model,$(MODEL)) $(call option,--old,$(OLD)) $(call option,--new,$(NEW)) \
 		$(call option,--image,$(IMAGE)) $(call option,--gpus,$(GPUS)) $(call option,--rate-rps,$(RATE)) \
+		$(call option,--max-model-len,$(MAX_MODEL_LEN)) $(call option,--memory-gib,$(MEMORY_GIB)) \
+		$(if $(ENGINE_ARGUMENTS),--engine-arguments=$(call quoted,$(ENGINE_ARGUMENTS))) \
 		$(call option,--seed,$(SEED)) $(call option,--require,$(REQUIRE)) $(call option,-k,$(ONLY))
 
 test: check

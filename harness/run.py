@@ -93,6 +93,7 @@ class Run:
                 work_directory=self.work / "engines",
                 api_key=self.api_key,
                 engine_cpus=self.cores.engine,
+                memory_limit_bytes=round(self.settings.memory_gib * 1024**3),
             )
             self.starter.identity()  # what is missing is said before anything is made
             self._stack.callback(self.starter.close)
@@ -173,7 +174,12 @@ class Run:
     ) -> tuple[Ground, Path]:
         """Build the checkpoints, measure what is right, declare the scenario and make its own directories."""
         begun = now_ns()
-        launch_base = Launch(checkpoint_root=self.work, checkpoint_name=LIVE)
+        launch_base = Launch(
+            checkpoint_root=self.work,
+            checkpoint_name=LIVE,
+            max_model_len=self.settings.max_model_len,
+            extra_arguments=self.settings.engine_arguments,
+        )
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
         goldens = self._goldens.pair(old, new, launch_base)
         golden_s = seconds_between(begun, now_ns())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.errors import UsageError
 ENGINES = ("auto", "container", "process", "reference")
 MODELS = ("tiny", "smollm2")
 DEFAULT_VLLM_VERSION = "0.32.0"
+MODEL_LEN_MIN = 128  # the longest canary prompts have 72 tokens, the longest answers 32
 # What a run can be told, by the command line as --NAME and by pytest as --rollout-NAME.
 EXPLAINED = {
     "engine": "engine to use: auto, container, process or reference",
@@ -24,6 +26,9 @@ EXPLAINED = {
     "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
     "old": "directory with your old checkpoint",
     "new": "directory with your new checkpoint",
+    "max-model-len": "context length that engines are started with (default: 256)",
+    "engine-arguments": "further launch arguments of engines, as one text in shell quoting",
+    "memory-gib": "memory limit of a container in GiB (default: 8)",
     "rate-rps": "requests per second (default: the scenario's own; 1 for checkpoints that are not tiny)",
     "seed": "seed of the load and of everything random",
     "results": "directory for results",
@@ -42,6 +47,9 @@ class Settings:
     model: str | None = None  # None: what the scenario declares
     old: Path | None = None  # the user's own checkpoints, both or none
     new: Path | None = None
+    max_model_len: int = 256
+    engine_arguments: tuple[str, ...] = ()
+    memory_gib: float = 8.0
     rate_rps: float | None = None  # None: the scenario's own, or MODEL_RATE_RPS for checkpoints that are not tiny
     seed: int = 1
     results: Path = Path("results")
@@ -51,6 +59,10 @@ class Settings:
             raise UsageError(f'engine "{self.engine}" is unknown; engines: {", ".join(ENGINES)}')
         if self.model is not None and self.model not in MODELS:
             raise UsageError(f'model "{self.model}" is unknown; models: {", ".join(MODELS)}')
+        if self.max_model_len < MODEL_LEN_MIN:
+            raise UsageError(f"max_model_len must be at least {MODEL_LEN_MIN} tokens, got {self.max_model_len}")
+        if not 0 < self.memory_gib < math.inf:
+            raise UsageError(f"memory must be a positive number of GiB, got {self.memory_gib:g}")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise UsageError(f"rate must be a positive number of requests/s, got {self.rate_rps:g}")
         if (self.old is None) != (self.new is None):
@@ -80,7 +92,9 @@ def settings_from(options: Mapping[str, Any], environment: Mapping[str, str]) ->
             continue
         try:
             given[name] = kind(value)
-        except ValueError:
+        except ValueError as error:
+            if kind is _arguments:
+                raise UsageError(f'{name} "{value}" cannot be read as a command line: {error}') from None
             raise UsageError(f'{name} must be a {"whole " if kind is int else ""}number, got "{value}"') from None
     return Settings(**given)
 
@@ -88,6 +102,10 @@ def settings_from(options: Mapping[str, Any], environment: Mapping[str, str]) ->
 def _names(value: str | list[str]) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def _arguments(value: str) -> tuple[str, ...]:
+    return tuple(shlex.split(value))
 
 
 def _path(value: str) -> Path:
@@ -104,6 +122,9 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "model": str,
     "old": _path,
     "new": _path,
+    "max_model_len": int,
+    "engine_arguments": _arguments,
+    "memory_gib": float,
     "rate_rps": float,
     "seed": int,
     "results": _path,

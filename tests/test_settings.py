@@ -24,6 +24,9 @@ def test_option_wins_over_environment_over_default(tmp_path: Path) -> None:
         ({"engine": "vllm"}, 'engine "vllm" is unknown; engines: auto'),
         ({"model": "gpt"}, 'model "gpt" is unknown'),
         ({"seed": "many"}, 'seed must be a whole number, got "many"'),
+        ({"max_model_len": "64"}, "max_model_len must be at least 128 tokens, got 64"),
+        ({"memory_gib": "0"}, "memory must be a positive number of GiB, got 0"),
+        ({"engine_arguments": "--a 'b"}, "cannot be read as a command line"),
         ({"old": "/nowhere"}, "must be given together"),
         ({"old": "/nowhere", "new": "/nowhere"}, 'old checkpoint "/nowhere" is not a readable directory'),
     ],
@@ -31,3 +34,9 @@ def test_option_wins_over_environment_over_default(tmp_path: Path) -> None:
 def test_value_that_cannot_be_used_is_named(options: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         settings_from(options, {})
+
+
+def test_further_engine_arguments_are_read_as_a_shell_would() -> None:
+    settings = settings_from({"engine_arguments": "--tensor-parallel-size 2 --x 'a b'", "memory_gib": "64"}, {})
+    assert settings.engine_arguments == ("--tensor-parallel-size", "2", "--x", "a b")
+    assert settings.memory_gib == 64
