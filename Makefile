@@ -14,6 +14,7 @@ GPUS :=
 RATE :=
 MAX_MODEL_LEN :=
 MEMORY_GIB :=
+PATIENCE :=
 ENGINE_ARGUMENTS :=
 SEED :=
 ONLY :=
@@ -64,6 +65,7 @@ run: $(READY) $(if $(filter smollm2,$(MODEL)),$(MODELS))
 		$(call option,--model,$(MODEL)) $(call option,--old,$(OLD)) $(call option,--new,$(NEW)) \
 		$(call option,--image,$(IMAGE)) $(call option,--gpus,$(GPUS)) $(call option,--rate-rps,$(RATE)) \
 		$(call option,--max-model-len,$(MAX_MODEL_LEN)) $(call option,--memory-gib,$(MEMORY_GIB)) \
+		$(call option,--patience,$(PATIENCE)) \
 		$(if $(ENGINE_ARGUMENTS),--engine-arguments=$(call quoted,$(ENGINE_ARGUMENTS))) \
 		$(call option,--seed,$(SEED)) $(call option,--require,$(REQUIRE)) $(call option,-k,$(ONLY))
 

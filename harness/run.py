@@ -342,6 +342,8 @@ class Run:
         elif settings.model == "smollm2":
             scenario = replace(scenario, old=smollm2(), new=smollm2(seed=SMOLLM2_FINE_TUNE_SEED))
             rate_rps = rate_rps or MODEL_RATE_RPS
+        if settings.patience != 1:
+            scenario = scenario.with_patience(settings.patience)
         return scenario if rate_rps is None else scenario.at_rate(rate_rps)
 
     def _in_the_fitting_direction(self, scenario: Scenario) -> Scenario:

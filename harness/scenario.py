@@ -157,6 +157,27 @@ class Scenario:
         shape = replace(self.load, rate_rps=rate_rps, tail_s=self.load.tail_s * stretch)
         return replace(self, load=shape, timeline=tuple(steps), limit_s=self.limit_s * max(1.0, stretch))
 
+    def with_patience(self, factor: float) -> Scenario:
+        """Return the same scenario with every time limit multiplied, for engines that start slowly."""
+        steps = (
+            replace(
+                s,
+                after_detection_limit_s=None
+                if s.after_detection_limit_s is None
+                else s.after_detection_limit_s * factor,
+            )
+            for s in self.timeline
+        )
+        return replace(
+            self,
+            timeline=tuple(steps),
+            rollout=replace(self.rollout, ready_limit_s=self.rollout.ready_limit_s * factor),
+            guarded_rollout=replace(self.guarded_rollout, ready_limit_s=self.guarded_rollout.ready_limit_s * factor),
+            unguarded=tuple(claim.with_patience(factor) for claim in self.unguarded),
+            guarded=tuple(claim.with_patience(factor) for claim in self.guarded),
+            limit_s=self.limit_s * factor,
+        )
+
     def claims(self, mode: Mode) -> tuple[Claim, ...]:
         """Return what is claimed in a mode."""
         return self.guarded if mode is Mode.GUARDED else self.unguarded

@@ -29,6 +29,7 @@ EXPLAINED = {
     "max-model-len": "context length that engines are started with (default: 256)",
     "engine-arguments": "further launch arguments of engines, as one text in shell quoting",
     "memory-gib": "memory limit of a container in GiB (default: 8)",
+    "patience": "factor on every time limit, for engines that start slowly (default: 1)",
     "rate-rps": "requests per second (default: the scenario's own; 1 for checkpoints that are not tiny)",
     "seed": "seed of the load and of everything random",
     "results": "directory for results",
@@ -50,6 +51,7 @@ class Settings:
     max_model_len: int = 256
     engine_arguments: tuple[str, ...] = ()
     memory_gib: float = 8.0
+    patience: float = 1.0
     rate_rps: float | None = None  # None: the scenario's own, or MODEL_RATE_RPS for checkpoints that are not tiny
     seed: int = 1
     results: Path = Path("results")
@@ -61,6 +63,8 @@ class Settings:
             raise UsageError(f'model "{self.model}" is unknown; models: {", ".join(MODELS)}')
         if self.max_model_len < MODEL_LEN_MIN:
             raise UsageError(f"max_model_len must be at least {MODEL_LEN_MIN} tokens, got {self.max_model_len}")
+        if not 1 <= self.patience < math.inf:
+            raise UsageError(f"patience must be at least 1, got {self.patience:g}")
         if not 0 < self.memory_gib < math.inf:
             raise UsageError(f"memory must be a positive number of GiB, got {self.memory_gib:g}")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
@@ -125,6 +129,7 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "max_model_len": int,
     "engine_arguments": _arguments,
     "memory_gib": float,
+    "patience": float,
     "rate_rps": float,
     "seed": int,
     "results": _path,

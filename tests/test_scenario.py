@@ -67,3 +67,12 @@ def test_at_another_rate_as_many_requests_fit(
     changed = GOOD.at_rate(rate_rps)
     assert (changed.load.rate_rps, changed.timeline[0].at_s) == (rate_rps, published_at_s)
     assert (changed.load.tail_s, changed.limit_s) == (tail_s, limit_s)
+
+
+def test_patience_multiplies_every_limit_and_nothing_else() -> None:
+    patient = GOOD.with_patience(3)
+    assert (patient.limit_s, patient.rollout.ready_limit_s, patient.guarded_rollout.ready_limit_s) == (1800, 540, 540)
+    assert patient.timeline[-1].after_detection_limit_s == 360
+    assert patient.timeline[0] == GOOD.timeline[0]
+    assert patient.unguarded == (claims.recovered(within_s=3),)
+    assert patient.guarded == GOOD.guarded

@@ -25,6 +25,7 @@ def test_option_wins_over_environment_over_default(tmp_path: Path) -> None:
         ({"model": "gpt"}, 'model "gpt" is unknown'),
         ({"seed": "many"}, 'seed must be a whole number, got "many"'),
         ({"max_model_len": "64"}, "max_model_len must be at least 128 tokens, got 64"),
+        ({"patience": "0.5"}, "patience must be at least 1, got 0.5"),
         ({"memory_gib": "0"}, "memory must be a positive number of GiB, got 0"),
         ({"engine_arguments": "--a 'b"}, "cannot be read as a command line"),
         ({"old": "/nowhere"}, "must be given together"),

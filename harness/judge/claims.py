@@ -43,6 +43,11 @@ class Claim:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    def with_patience(self, factor: float) -> Claim:
+        """Return the same claim with its time limits multiplied."""
+        limits = {name: value * factor for name, value in self.parameters.items() if name in ("within_s", "limit_s")}
+        return Claim(self.name, {**self.parameters, **limits})
+
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={value!r}" for key, value in self.parameters.items())
         return f"{self.name}({shown})"
