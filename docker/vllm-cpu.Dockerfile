@@ -13,7 +13,7 @@ COPY host/ca.pem /tmp/ca.pem
 RUN set -eu; \
     if [ -n "$APT_MIRROR" ]; then \
         for list in /etc/apt/sources.list /etc/apt/sources.list.d/*; do \
-            [ ! -f "$list" ] || sed -i "s#https\?://deb.debian.org/debian\([ /]\|\$\)#$APT_MIRROR\1#" "$list"; \
+            [ ! -f "$list" ] || sed -i "s#https\?://[^/ ]*/debian\([ /]\|\$\)#$APT_MIRROR\1#" "$list"; \
         done; \
     fi; \
     if [ -s /tmp/ca.pem ]; then echo 'Acquire::https::CAInfo "/tmp/ca.pem";' > /etc/apt/apt.conf.d/99build-ca; fi; \

@@ -71,13 +71,13 @@ def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Pr
             else "only root can run debootstrap, and sudo does not let this user without a password"
         )
         raise EnvironmentMissing("image", f'base "{REGISTRY_BASE}" cannot be pulled, and {lack}; name one with --base')
-    progress(f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror}")
+    progress(f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror or "its own mirror"}")
     include = "--include=ca-certificates,python3,python3-venv"
     with scratch_directory() as scratch:
         root, archive = scratch / "root", scratch / "root.tar"
         try:
             for command in (
-                [program, "--variant=minbase", include, "bookworm", str(root), settings.apt_mirror],
+                [program, "--variant=minbase", include, "bookworm", str(root), *filter(None, (settings.apt_mirror,))],
                 ["tar", "-C", str(root), "-cf", str(archive), "."],
             ):
                 _run([*as_root, *command], what=Path(command[0]).name, as_root=as_root)

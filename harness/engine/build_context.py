@@ -19,7 +19,6 @@ from urllib.parse import unquote, urlsplit
 
 from harness.errors import HarnessError
 
-DEFAULT_APT_MIRROR = "http://deb.debian.org/debian"
 # PyPI's torch for Linux brings several GB of CUDA; the CPU builds are only here.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SYSTEM_CA_BUNDLES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
@@ -33,7 +32,7 @@ class HostSettings:
 
     pip: Mapping[str, str]
     ca_bundle: Path | None
-    apt_mirror: str
+    apt_mirror: str  # empty: the image's and debootstrap's own
 
     @classmethod
     def read(cls) -> HostSettings:
@@ -148,7 +147,7 @@ def _ca_bundle(pip: Mapping[str, str], environment: Mapping[str, str]) -> Path |
 
 def _apt_mirror() -> str:
     listing = _output(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"])
-    return debian_mirror(listing or "") or DEFAULT_APT_MIRROR
+    return debian_mirror(listing or "") or ""
 
 
 def _output(command: list[str]) -> str | None:
