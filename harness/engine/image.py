@@ -155,6 +155,14 @@ def _remove_private(client: docker.DockerClient, private: Sequence[str], progres
     left = list(dict.fromkeys(private))
 
     def removed() -> bool | None:
+        # The step that an interrupt ended may still have become an image, which nobody told about, on top of these.
+        images = client.api.images(all=True)
+        known = {found["Id"] for found in images if found["Id"].removeprefix("sha256:")[:12] in left}
+        left.extend(
+            found["Id"].removeprefix("sha256:")[:12]
+            for found in images
+            if found.get("ParentId") in known and found["Id"] not in known
+        )
         while left:
             with contextlib.suppress(docker.errors.ImageNotFound):
                 if not client.images.get(left[-1]).tags:
