@@ -28,11 +28,12 @@ image = ensure_image()
 with watchdog.watch(label):
     work, shared = work_directory(label), shared_memory_directory(label)
     work.mkdir()
-    shared.mkdir()
+    cache = shared / "weight_cache"
+    cache.mkdir(parents=True)
     starter = ContainerStarter(image)
     starter.open(EngineSite(run_label=str(label), log_directory=work / "logs", work_directory=work / "engines", api_key="k"))
     checkpoint = tiny_llama(seed=1).build(default_cache())
-    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name, weight_cache=WeightCache(directory=shared))
+    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name, weight_cache=WeightCache(directory=cache))
     for incarnation in ("old-1", "new-1"):
         starter.start(launch, incarnation=incarnation)
     print(label, flush=True)
