@@ -71,7 +71,9 @@ def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Pr
             else "only root can run debootstrap, and sudo does not let this user without a password"
         )
         raise EnvironmentMissing("image", f'base "{REGISTRY_BASE}" cannot be pulled, and {lack}; name one with --base')
-    progress(f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror or 'its own mirror'}")
+    progress(
+        f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror or 'its own mirror'}"
+    )
     include = "--include=ca-certificates,python3,python3-venv"
     with scratch_directory() as scratch:
         root, archive = scratch / "root", scratch / "root.tar"
