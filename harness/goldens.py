@@ -12,8 +12,15 @@ from harness.checkpoint.models import default_cache
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import GoldenUnusable
-from harness.guards.canary import Golden, GoldenPair, TokenRows, largest_difference
-from harness.observe.golden import GoldenRequest, canary_prompts, choose_pair, golden_key, measure_golden
+from harness.guards.canary import Golden, GoldenPair, TokenRows
+from harness.observe.golden import (
+    GoldenRequest,
+    canary_prompts,
+    choose_pair,
+    golden_key,
+    mean_difference,
+    measure_golden,
+)
 
 READY_LIMIT_S = 600.0
 
@@ -108,8 +115,8 @@ def require_own_weights(pair: GoldenPair, old: Path, new: Path) -> None:
         return
     passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}
     for golden, own, other in ((pair.old, old, new), (pair.new, new, old)):
-        to_own = largest_difference(golden.prompt_logprobs, passes[own])
-        to_other = largest_difference(golden.prompt_logprobs, passes[other])
+        to_own = mean_difference(golden.prompt_logprobs, passes[own])
+        to_other = mean_difference(golden.prompt_logprobs, passes[other])
         if to_own >= to_other:
             raise GoldenUnusable(
                 f'the answers measured on "{own.name}" are nearer to our forward pass on "{other.name}" ({to_other:.3g}) than to '

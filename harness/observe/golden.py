@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ NOISE_CHECKS = 40
 NOISE_STREAMS = 4
 NOISE_FACTOR = 4.0  # the noise seen is a sample: allow more than its largest value
 TOLERANCE_MIN = 1e-3  # JSON rounds, and 0 seen in N checks bounds nothing below 3/N
-FORWARD_TOLERANCE = 0.1  # bfloat16 arithmetic against ours in float32: 0.01 to 0.03 measured on the tiny model
+# Mean absolute difference of bfloat16 arithmetic to ours in float32: 0.01 on the tiny model, 0.08 on SmolLM2-135M (largest
+# single value 0.39); the mildest silent damage tried on the latter, another rope_theta, is 0.19.
+FORWARD_MEAN_MAX = 0.15
 ASK_LIMIT_S = 60.0
 GREEDY_TOKENS = 8
 
@@ -96,11 +99,11 @@ def measure_golden(
     finally:
         engine.stop()
     if forward is not None:
-        difference = largest_difference(idle, forward(request.source, request.prompts))
-        if difference > FORWARD_TOLERANCE:
+        difference = mean_difference(idle, forward(request.source, request.prompts))
+        if difference > FORWARD_MEAN_MAX:
             raise GoldenUnusable(
-                f'{identity.label} on "{request.source}" differs by {difference:.3g} from our own forward pass on the same '
-                f"weights (limit {FORWARD_TOLERANCE:g}), so it cannot say what is right; log: {engine.log_path}"
+                f'{identity.label} on "{request.source}" differs by {difference:.3g} on average from our own forward pass on the same '
+                f"weights (limit {FORWARD_MEAN_MAX:g}), so it cannot say what is right; log: {engine.log_path}"
             )
     return Golden(
         weights_id=request.weights_id,
@@ -137,6 +140,14 @@ def choose_pair(measure: Callable[[int], GoldenPair], *, attempts: int = 3) -> t
             f"{pair.tolerance:.3g}) on prompts of {len(pair.old.prompts[0])} tokens; other prompts are tried"
         )
     raise GoldenUnusable("; ".join(warnings))
+
+
+def mean_difference(left: LogprobRows, right: LogprobRows) -> float:
+    """Return the mean absolute difference; infinite when the layouts differ or a value is not finite."""
+    if not math.isfinite(largest_difference(left, right)):
+        return math.inf
+    values = [abs(a - b) for row_a, row_b in zip(left, right, strict=True) for a, b in zip(row_a, row_b, strict=True)]
+    return sum(values) / len(values)
 
 
 def _ask(endpoint: str, prompts: TokenRows, api_key: str) -> LogprobRows:
