@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,7 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: one variant per fault family")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Skip a test whose resource is missing, with the reason; fail it where the resource is required."""
     required = item.config.getoption("rollout_require").split(",")
     for tier in TIERS:
@@ -39,6 +41,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(f"{tier} is required, but {missing}", pytrace=False)
         if missing:
             pytest.skip(f"{tier}: {missing}")
+    return (yield from _decide_absence(required))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Treat what a test itself finds missing like what its fixtures do."""
+    return (yield from _decide_absence(item.config.getoption("rollout_require").split(",")))
+
+
+def _decide_absence(required: list[str]) -> Iterator[None]:
+    """Skip for a resource that is found missing only now, such as an image that cannot be built, or fail if required."""
+    from harness.errors import EnvironmentMissing
+
+    try:
+        return (yield)
+    except EnvironmentMissing as missing:
+        if missing.resource in required or (missing.resource == "image" and "docker" in required):
+            pytest.fail(f"{missing} (required)", pytrace=False)
+        pytest.skip(str(missing))
 
 
 def _missing(tier: str, config: pytest.Config, *, is_required: bool) -> str:

@@ -5,65 +5,28 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import weights_id
-from harness.clock import Deadline, now_ns, poll_until, seconds_between
-from harness.engine.engine import Engine, EngineStarter, HandedOn
-from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
+from harness.clock import now_ns, poll_until, seconds_between
+from harness.engine.engine import Engine, HandedOn
+from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError, WaitExpired
 from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, Racing, StartRace
+from harness.ground import LIVE, Ground, Traffic, Watcher
 from harness.guards import preflight, publish, purge
-from harness.guards.canary import Answer, Comparison, GoldenPair, complete, prompt_logprobs_of, request_body
-from harness.observe.history import EventKind, Recorder
+from harness.guards.canary import Answer, Comparison, complete, prompt_logprobs_of, request_body
+from harness.observe.history import EventKind
 from harness.observe.logs import classify
 from harness.observe.metrics import scrape
 from harness.observe.signatures import ERROR
-from harness.scenario import Guard, Mode, Scenario
+from harness.scenario import Guard, Mode
 
 CANARY_LIMIT_S = 60.0
 DRAIN_LIMIT_S = 15.0
 WARM_UP_TOKENS = 8
-LIVE = "live"
-
-
-class Traffic(Protocol):
-    """Where users' requests go from now on."""
-
-    def admit(self, endpoint: str, incarnation: str) -> None:
-        """Send arrivals from now on to this engine."""
-
-
-class Watcher(Protocol):
-    """Observers of running engines."""
-
-    def watch(self, endpoint: str, incarnation: str, api_key: str) -> None:
-        """Begin to observe an engine."""
-
-    def unwatch(self, incarnation: str) -> None:
-        """Stop observing it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What a scenario's operations stand on."""
-
-    scenario: Scenario
-    mode: Mode
-    starter: EngineStarter
-    recorder: Recorder
-    goldens: GoldenPair
-    old: Path  # undamaged checkpoints, only read
-    new: Path
-    work: Path  # the scenario's own scratch directory
-    cache: Path  # the weight cache, in shared memory
-    launch: Launch  # of the undamaged checkpoints
-    api_key: str
-    random: Random
-    deadline: Deadline
 
 
 @dataclass(slots=True)
@@ -449,9 +412,3 @@ def preflight_refusals(path: Path, launch: Launch) -> list[dict[str, str]]:
         for f in findings
         if f.severity != "risk"
     ]
-
-
-def weight_cache_of(scenario: Scenario, directory: Path) -> WeightCache | None:
-    """Return the weight cache that a scenario's engines are launched with."""
-    fault = next((fault for fault in scenario.faults if isinstance(fault, CacheFault)), None)
-    return None if fault is None else WeightCache(directory=directory, key=fault.key)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from harness import sweep, watchdog
-from harness.checkpoint.manifest import read_checkpoint, weights_id
+from harness.checkpoint.manifest import layout_of, read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
@@ -22,6 +22,7 @@ from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStar
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.goldens import Goldens
+from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Answer
 from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
@@ -33,7 +34,7 @@ from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
 from harness.observe.history import EventKind, Recorder, Request, load_history
 from harness.observe.probes import Observers
-from harness.operations import LIVE, Ground, Operations, weight_cache_of
+from harness.operations import Operations
 from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
 from harness.requirements import require
 from harness.scenario import Mode, Scenario
@@ -419,11 +420,6 @@ class Run:
     def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
         with self._phase(recorder, phase):
             act()
-
-
-def layout_of(checkpoint: Path) -> frozenset[tuple[str, str, tuple[int, ...]]]:
-    """Return name, dtype and shape of every tensor."""
-    return frozenset((tensor.name, tensor.dtype, tensor.shape) for tensor in read_checkpoint(checkpoint).tensors)
 
 
 def _container_recorder(recorder: Recorder) -> Callable[[str, str, Mapping[str, str]], None]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from harness.clock import now_ns, pause, poll_until, seconds_between
 from harness.errors import WaitExpired
+from harness.ground import Ground
 from harness.judge.latency import REQUESTS_PER_WINDOW_MIN
 from harness.judge.moments import Layer, Window, detection, recovery_at_ns, requests_in
 from harness.observe.history import EventKind
-from harness.operations import Ground, Operations
+from harness.operations import Operations
 from harness.scenario import Action, Step
 
 POLL_S = 0.1

@@ -19,6 +19,7 @@ __all__ = [
     "WeightIndex",
     "checkpoint_id",
     "find_defects",
+    "layout_of",
     "read_checkpoint",
     "read_shard",
     "weights_id",
@@ -39,3 +40,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def find_defects(path: Path) -> tuple[CheckpointDefect, ...]:
     """Return every structural defect of a checkpoint directory; never raises for what is in its files."""
     return survey(path)[1]
+
+
+def layout_of(path: Path) -> frozenset[tuple[str, str, tuple[int, ...]]]:
+    """Return name, dtype and shape of every tensor.
+
+    Raises: CheckpointDefect with the first structural defect.
+    """
+    return frozenset((tensor.name, tensor.dtype, tensor.shape) for tensor in read_checkpoint(path).tensors)

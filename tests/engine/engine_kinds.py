@@ -56,12 +56,12 @@ ALL = (pytest.param(REFERENCE, id="reference"), *REAL)
 
 @contextmanager
 def opened(kind: EngineKind, directory: Path) -> Iterator[EngineStarter]:
-    """Give a starter of this kind, ready to start engines; skip the test where it cannot."""
-    try:
-        starter = kind.starter()
-        starter.identity()
-    except EnvironmentMissing as missing:
-        pytest.skip(str(missing))
+    """Give a starter of this kind, ready to start engines.
+
+    Raises: EnvironmentMissing where it cannot, which skips the test or, where it was required, fails it.
+    """
+    starter = kind.starter()
+    starter.identity()
     site = EngineSite(
         run_label=str(new_label()),
         log_directory=directory / "logs",

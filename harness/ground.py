@@ -1,0 +1,60 @@
+"""What the operations of one scenario stand on: the scenario, its engines, checkpoints and directories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from harness.clock import Deadline
+from harness.engine.engine import EngineStarter
+from harness.engine.launch import Launch, WeightCache
+from harness.faults.fault import CacheFault
+from harness.guards.canary import GoldenPair
+from harness.observe.history import Recorder
+from harness.scenario import Mode, Scenario
+
+LIVE = "live"  # the entry that engines are started on
+
+
+class Traffic(Protocol):
+    """Where users' requests go from now on."""
+
+    def admit(self, endpoint: str, incarnation: str) -> None:
+        """Send arrivals from now on to this engine."""
+
+
+class Watcher(Protocol):
+    """Observers of running engines."""
+
+    def watch(self, endpoint: str, incarnation: str, api_key: str) -> None:
+        """Begin to observe an engine."""
+
+    def unwatch(self, incarnation: str) -> None:
+        """Stop observing it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a scenario's operations stand on."""
+
+    scenario: Scenario
+    mode: Mode
+    starter: EngineStarter
+    recorder: Recorder
+    goldens: GoldenPair
+    old: Path  # undamaged checkpoints, only read
+    new: Path
+    work: Path  # the scenario's own scratch directory
+    cache: Path  # the weight cache, in shared memory
+    launch: Launch  # of the undamaged checkpoints
+    api_key: str
+    random: Random
+    deadline: Deadline
+
+
+def weight_cache_of(scenario: Scenario, directory: Path) -> WeightCache | None:
+    """Return the weight cache that a scenario's engines are launched with."""
+    fault = next((fault for fault in scenario.faults if isinstance(fault, CacheFault)), None)
+    return None if fault is None else WeightCache(directory=directory, key=fault.key)
