@@ -34,9 +34,11 @@ def flipped(name: str, *injected: Fault, guarded: tuple[Claim, ...] | None = Non
 RELABELLED = flipped("dtype_relabelled_in_header_on_restart", faults.flip_dtype_in_header(dtype="F16"))
 OTHERS = (
     flipped("one_tensor_cast_to_fp16_on_restart", faults.cast_tensor(DOWN, dtype="F16")),
+    flipped("one_tensor_cast_to_fp32_on_restart", faults.cast_tensor(DOWN, dtype="F32")),
     flipped("one_tensor_cast_to_int8_on_restart", faults.cast_tensor(DOWN, dtype="I8")),
     flipped("all_tensors_cast_to_fp32_on_restart", faults.cast_all(dtype="F32")),
     flipped("all_tensors_cast_to_fp16_on_restart", faults.cast_all(dtype="F16")),
+    flipped("all_tensors_cast_to_int8_on_restart", faults.cast_all(dtype="I8")),
     flipped(
         "values_beyond_fp16_on_restart",
         faults.beyond_fp16_range(UP, inverse=DOWN),
