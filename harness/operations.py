@@ -9,24 +9,18 @@ from typing import Any
 
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import weights_id
-from harness.clock import now_ns, poll_until, seconds_between
+from harness.clock import now_ns, seconds_between
 from harness.engine.engine import Engine, HandedOn
-from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.launch import Launch
 from harness.engine.rollout import How, Rollout
-from harness.errors import EngineNotReady, HarnessError, WaitExpired
+from harness.errors import EngineNotReady, HarnessError
 from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, Racing, StartRace
-from harness.ground import LIVE, Ground, Traffic, Watcher
+from harness.ground import LIVE, Ground
 from harness.guards import preflight, publish, purge
-from harness.guards.canary import Answer, Comparison, complete, prompt_logprobs_of, request_body
+from harness.guards.canary import Answer
 from harness.observe.history import EventKind
-from harness.observe.logs import classify
-from harness.observe.metrics import scrape
-from harness.observe.signatures import ERROR
 from harness.scenario import Guard, Mode
-
-CANARY_LIMIT_S = 60.0
-DRAIN_LIMIT_S = 15.0
-WARM_UP_TOKENS = 8
+from harness.service import Service
 
 
 @dataclass(slots=True)
@@ -34,19 +28,12 @@ class Operations:
     """Carries out the steps of one scenario and records what was done and seen."""
 
     ground: Ground
-    traffic: Traffic | None = None
-    watcher: Watcher | None = None
-    serving: Engine | None = None
-    _engines: list[Engine] = field(default_factory=list)
+    service: Service
     _acting: list[Acting] = field(default_factory=list)
     _refused: str = ""
     _completed: bool = False
     _is_remedied: bool = False  # what serves was started as undamaged
-    _died: set[str] = field(default_factory=set)
-    _undone: list[dict[str, str]] | None = (
-        None  # what pre-flight said about the repaired checkpoint, once it is repaired
-    )
-    _noted_lines: dict[str, int] = field(default_factory=dict)
+    _undone: list[dict[str, str]] | None = None  # what pre-flight said about the repaired checkpoint
 
     # --- before the load ---
 
@@ -68,17 +55,15 @@ class Operations:
 
         Raises: EngineNotReady; HarnessError when it answers from other weights.
         """
+        service, launch = self.service, self.ground.launch
         if running is None:
-            engine = self._start(self.ground.launch, expects=Answer.OLD)
+            engine = service.start(launch, expects=Answer.OLD)
         else:
-            engine = running
-            launch = {**self.ground.launch.as_json(), "handed_on": running.engine.incarnation}
-            self._event(EventKind.ENGINE_STARTING, incarnation=engine.incarnation, expects=Answer.OLD, launch=launch)
-            self._engines.append(engine)
-        self._wait_ready(engine, self.ground.scenario.rollout.ready_limit_s)
-        if not self._canary_is(engine, Answer.OLD):
+            engine = service.take_over(running, launch, expects=Answer.OLD)
+        service.wait_ready(engine, self.ground.scenario.rollout.ready_limit_s)
+        if not service.answers_from(engine, Answer.OLD):
             raise HarnessError(f'"{engine.incarnation}" does not answer from the old checkpoint it was started on')
-        self.serving = engine
+        service.serving = engine
         return engine
 
     # --- the steps ---
@@ -129,7 +114,7 @@ class Operations:
         )
         for acting in self._acting:
             acting.finish(limit_s=0)  # an operator who repairs a rollout does not wait for the copy that spoilt it
-        self._release_failed()
+        self.service.stop_failed()
         if self._publish_fault is None:
             publish.publish(ground.new, self.root, name=LIVE)
         else:
@@ -159,51 +144,22 @@ class Operations:
                 refused=self._undone,
             )
 
-    def check_serving(self, times: int) -> None:
-        """Ask canaries of the engine that was admitted, if one was."""
-        for _ in range(times):
-            if self.serving is not None:
-                self._canary_is(self.serving, Answer.NEW)
-
-    def look_after_engines(self) -> None:
-        """Note engines that ended without being asked to."""
-        for engine in self._engines:
-            code = engine.exit_code()
-            if code is not None and engine.incarnation not in self._died:
-                self._died.add(engine.incarnation)
-                self._event(EventKind.ENGINE_DIED, incarnation=engine.incarnation, exit_code=code)
-                self._note_log(engine)
-
-    def note_logs(self) -> None:
-        """Note what running engines have printed since they became ready."""
-        for engine in self._engines:
-            self._note_log(engine)
-
     def hand_on(self) -> Engine | None:
         """Give away the engine that serves the undamaged new checkpoint, as it would be started for another scenario.
 
         None when there is no such engine, or when it has anything of this scenario's own: a cache, or a fault, also one
         that changed nothing that canaries see.
         """
-        engine = self.serving
-        if engine is None or engine.exit_code() is not None:
-            return None
         if not self._is_remedied or self.ground.launch.weight_cache is not None:
             return None
-        self._engines.remove(engine)
-        if self.watcher is not None:
-            self.watcher.unwatch(engine.incarnation)
-        self.serving = None
-        return engine
+        return self.service.give_away()
 
     def stop_all(self) -> None:
         """End everything that was started, whatever happened before."""
         for acting in self._acting:
             with contextlib.suppress(HarnessError, OSError):
                 acting.finish(limit_s=0)
-        with contextlib.ExitStack() as stack:  # one that cannot be stopped must not keep the others running
-            for engine in list(self._engines):
-                stack.callback(self._stop, engine, how="scenario ended")
+        self.service.stop_all()
 
     # --- parts ---
 
@@ -259,13 +215,13 @@ class Operations:
 
     def _roll(self, launch: Launch, rollout: Rollout, *, gated: bool, is_faulty: bool) -> bool:
         """Start an engine for the new checkpoint and admit traffic to it; say whether that came about."""
-        before = self.serving
+        service = self.service
+        before = service.serving
         if rollout.how is How.RESTART and before is not None:
-            self._stop(before, how="rollout")
-            self.serving = None
+            service.stop(before, how="rollout")
         if self._is_guarded_by(Guard.PURGE_CACHE):
             self._purge()
-        engine = self._start(launch, expects=Answer.NEW)
+        engine = service.start(launch, expects=Answer.NEW)
         racing: list[Racing] = []
         if is_faulty:
             for acting in self._acting:  # it has to go on while the engine starts
@@ -274,120 +230,20 @@ class Operations:
             racing = [race.after_start(self.ground.cache) for race in races]
             self._acting += racing
         try:
-            self._wait_ready(engine, rollout.ready_limit_s)
+            service.wait_ready(engine, rollout.ready_limit_s)
         except EngineNotReady:
             return False
         finally:
             for race in racing:
                 race.engine_is_ready()
                 self._record(race.state())
-        if gated and not self._canary_is(engine, Answer.NEW):
+        if gated and not service.answers_from(engine, Answer.NEW):
             self._refused = "the canary gate refused the new engine"
-            self._stop(engine, how="refused by the canary gate")
+            service.stop(engine, how="refused by the canary gate")
             return False
-        self._admit(engine)
-        if before is not None and before in self._engines:
-            self._drain(before)
-            self._stop(before, how="replaced")
+        service.admit(engine)
+        service.replace(before)
         return True
-
-    def _start(self, launch: Launch, *, expects: Answer) -> Engine:
-        number = 1 + len(
-            [e for e in self.ground.recorder.snapshot().of(EventKind.ENGINE_STARTING) if e.data["expects"] == expects]
-        )
-        incarnation = f"{expects}-{number}"
-        self._event(EventKind.ENGINE_STARTING, incarnation=incarnation, expects=expects, launch=launch.as_json())
-        engine = self.ground.starter.start(launch, incarnation=incarnation)
-        self._engines.append(engine)
-        return engine
-
-    def _wait_ready(self, engine: Engine, limit_s: float) -> None:
-        try:
-            took_s = engine.wait_ready(min(limit_s, max(self.ground.deadline.remaining_s(), 1.0)))
-        except EngineNotReady as error:
-            self._died.add(engine.incarnation)
-            self._event(
-                EventKind.ENGINE_NOT_READY,
-                incarnation=engine.incarnation,
-                reason=error.reason,
-                exit_code=error.engine_exit_code,
-                log_lines=list(error.log_lines),
-                log=error.log_path.name,
-            )
-            self._note_log(engine)
-            raise
-        self._event(EventKind.ENGINE_READY, incarnation=engine.incarnation, took_s=round(took_s, 2))
-        self._note_log(engine)
-        if self.watcher is not None:
-            self.watcher.watch(engine.endpoint, engine.incarnation, self.ground.api_key)
-
-    def _canary_is(self, engine: Engine, expected: Answer) -> bool:
-        """Ask before any user does; afterwards decode once, since a fresh engine compiles at its first request."""
-        prompts = self.ground.goldens.old.prompts
-        limit_s = min(CANARY_LIMIT_S, max(self.ground.deadline.remaining_s(), 1.0))
-        error = ""
-        try:
-            body = request_body(SERVED_MODEL_NAME, prompts)
-            answer = complete(engine.endpoint, body, api_key=self.ground.api_key, limit_s=limit_s)
-            seen: Comparison | None = self.ground.goldens.compare(prompt_logprobs_of(answer, prompts))
-            warm_up = {**request_body(SERVED_MODEL_NAME, prompts[:1], max_tokens=WARM_UP_TOKENS)}
-            complete(engine.endpoint, warm_up, api_key=self.ground.api_key, limit_s=limit_s)
-        except (OSError, ValueError) as failure:
-            seen, error = None, f"{type(failure).__name__}: {failure}"
-        self._event(
-            EventKind.CANARY_CHECKED,
-            incarnation=engine.incarnation,
-            answer=f"no answer ({error[:200]})" if seen is None else seen.answer,
-            difference_old=None if seen is None else seen.difference_old,
-            difference_new=None if seen is None else seen.difference_new,
-        )
-        return seen is not None and seen.answer is expected
-
-    def _admit(self, engine: Engine) -> None:
-        self.serving = engine
-        if self.traffic is not None:
-            self.traffic.admit(engine.endpoint, engine.incarnation)
-        self._event(EventKind.TRAFFIC_ADMITTED, incarnation=engine.incarnation, endpoint=engine.endpoint)
-
-    def _drain(self, engine: Engine) -> None:
-        """Let the requests that an engine still works on come to their end."""
-
-        def is_idle() -> bool | None:
-            if engine.exit_code() is not None:
-                return True  # a dead engine finishes nothing
-            values = scrape(engine.endpoint, api_key=self.ground.api_key)
-            return True if values.get("num_requests_running", 0) + values.get("num_requests_waiting", 0) == 0 else None
-
-        with contextlib.suppress(WaitExpired):
-            poll_until(is_idle, what="requests finished", limit_s=DRAIN_LIMIT_S, every_s=0.1)
-
-    def _stop(self, engine: Engine, *, how: str) -> None:
-        if self.watcher is not None:
-            self.watcher.unwatch(engine.incarnation)
-        self._engines.remove(engine)
-        code = engine.stop()
-        self._event(EventKind.ENGINE_STOPPED, incarnation=engine.incarnation, exit_code=code, how=how)
-
-    def _release_failed(self) -> None:
-        for engine in list(self._engines):
-            if engine is not self.serving:
-                self._stop(engine, how="failed")
-
-    def _note_log(self, engine: Engine) -> None:
-        """Turn the log lines that name a problem into events."""
-        try:
-            text = engine.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        noted = self._noted_lines.get(engine.incarnation, 0)
-        for line in classify(text):
-            if line.weight == ERROR and line.number > noted:
-                self._noted_lines[engine.incarnation] = line.number
-                self._event(
-                    EventKind.LOG_LINE,
-                    incarnation=engine.incarnation,
-                    **{"class": line.klass, "line": line.text[:400], "fault_ids": list(line.fault_ids)},
-                )
 
     def _record(self, injected: Injected) -> None:
         self._event(

@@ -8,25 +8,26 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from harness import sweep, watchdog
-from harness.checkpoint.manifest import layout_of, read_checkpoint, weights_id
+from harness.checkpoint.manifest import read_checkpoint
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful, HandedOn
+from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Answer
+from harness.handover import Handover
 from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
-from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection, recovery_at_ns
+from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.driver import LoadDriver
 from harness.load.plan import make_plan
@@ -38,6 +39,7 @@ from harness.operations import Operations
 from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
 from harness.requirements import require
 from harness.scenario import Mode, Scenario
+from harness.service import Service
 from harness.settings import Settings
 from harness.timeline import Timeline
 
@@ -45,16 +47,6 @@ POLL_S = 0.1
 STOP_LIMIT_S = 20.0
 SMOLLM2_FINE_TUNE_SEED = 2
 MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
-    """An engine that a scenario left running on an undamaged checkpoint."""
-
-    engine: Engine
-    log_path: Path  # where its log lies once the scenario has ended
-    weights_id: str
-    flags: tuple[str, ...]
 
 
 class Run:
@@ -73,7 +65,7 @@ class Run:
         self.cores = Cores.divided()
         self.records: list[ScenarioRecord] = []
         self._stack = ExitStack()
-        self._warm: Warm | None = None
+        self._handover = Handover()
         self._is_interrupted = False
 
     def __enter__(self) -> Run:
@@ -127,7 +119,9 @@ class Run:
 
         Raises: EnvironmentMissing; UsageError when the scenario cannot be run with these settings.
         """
-        scenario = self._in_the_fitting_direction(self._with_models(scenario))
+        scenario = self._with_models(scenario)
+        if self.settings.old is None:  # a user's old checkpoint stays the old one
+            scenario = self._handover.in_the_fitting_direction(scenario)
         try:
             ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
             try:
@@ -148,14 +142,17 @@ class Run:
         """
         scenario = self._with_models(scenario)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
-        operations = Operations(ground)
+        service = Service(ground)
+        operations = Operations(ground, service)
         try:
             operations.prepare()
             if ground.launch.weight_cache is not None:
                 operations.start_old()
             operations.publish_new()
             operations.start_rollout()
-            operations.check_serving(RIGHT_FOR_HARMLESS)
+            for _ in range(RIGHT_FOR_HARMLESS):
+                if service.serving is not None:
+                    service.answers_from(service.serving, Answer.NEW)
         finally:
             operations.stop_all()
             self._release_ground(ground, place)
@@ -229,7 +226,8 @@ class Run:
         """Acquire, carry out the timeline under load, release; an error of the harness becomes part of the history."""
         recorder = ground.recorder
         recorder.event("runner", EventKind.SCENARIO_STARTED, scenario=ground.scenario.name, mode=ground.mode)
-        operations = Operations(ground)
+        service = Service(ground)
+        operations = Operations(ground, service)
         because = TIMELINE_FINISHED
         try:
             with ExitStack() as stack:
@@ -240,15 +238,15 @@ class Run:
                     driver.spawn()
                     operations.prepare()
                 with self._phase(recorder, "engine"):
-                    engine = operations.start_old(self._take_warm(ground))
+                    engine = operations.start_old(self._handover.take(ground))
                 with self._phase(recorder, "load start"):
                     observers = stack.enter_context(Observers(recorder))
                     if isinstance(self.starter, Eventful):
-                        stack.enter_context(self.starter.watch_events(_container_recorder(recorder)))
-                    operations.watcher = observers
+                        stack.enter_context(self.starter.watch_events(_container_recorder(recorder, engine)))
+                    service.watcher = observers
                     observers.watch(engine.endpoint, engine.incarnation, self.api_key)
                     start_ns = driver.start(engine.endpoint, engine.incarnation)
-                    operations.traffic = driver
+                    service.traffic = driver
                 recorder.event(
                     "load",
                     EventKind.LOAD_STARTED,
@@ -265,7 +263,7 @@ class Run:
                 with self._phase(recorder, "load"):
                     Timeline(ground, operations, start_ns).carry_out()
                     report = driver.stop(STOP_LIMIT_S)
-                operations.note_logs()
+                service.note_logs()
                 recorder.event(
                     "load",
                     EventKind.LOAD_ENDED,
@@ -273,7 +271,7 @@ class Run:
                 )
                 with self._phase(recorder, "proof of undo"):
                     operations.prove_undone()
-                self._keep_warm(ground, operations)
+                self._handover.keep(ground, operations)
         except (HarnessError, OSError) as error:  # such as a disk that is full
             because = f"{type(error).__name__}: {error}"
             self.progress(f"{ground.scenario.name} [{ground.mode}]: {because}")
@@ -314,7 +312,7 @@ class Run:
         for path in scratch:
             shutil.rmtree(path, ignore_errors=True)
         left = sweep.find_of(self.label)
-        kept = frozenset() if self._warm is None else self._warm.engine.parts()
+        kept = self._handover.parts()
         things = {
             "containers": [name for name in left.containers if name not in kept],
             "processes": [str(pid) for pid in left.processes if str(pid) not in kept],
@@ -346,48 +344,6 @@ class Run:
         if settings.patience != 1:
             scenario = scenario.with_patience(settings.patience)
         return scenario if rate_rps is None else scenario.at_rate(rate_rps)
-
-    def _in_the_fitting_direction(self, scenario: Scenario) -> Scenario:
-        """Let the rollouts of a run go back and forth: what one leaves running is what the next one begins with.
-
-        Only made checkpoints change places; a user's old checkpoint stays the old one.
-        """
-        if self._warm is None or self.settings.old is not None or scenario.old.name == scenario.new.name:
-            return scenario
-        old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
-        # Between checkpoints of different shapes a fault is another one in the other direction.
-        if self._warm.weights_id == weights_id(new) and layout_of(old) == layout_of(new):
-            return replace(scenario, old=scenario.new, new=scenario.old)
-        return scenario
-
-    def _take_warm(self, ground: Ground) -> HandedOn | None:
-        """Return the engine that was left running if it is what this scenario begins with; else end it."""
-        warm, self._warm = self._warm, None
-        if warm is None:
-            return None
-        fits = (
-            warm.weights_id == weights_id(ground.old)
-            and warm.flags == ground.launch.flags()
-            and ground.launch.weight_cache is None
-            and warm.engine.exit_code() is None
-        )
-        if fits:
-            return HandedOn(warm.engine, f"{Answer.OLD}-1", warm.log_path)
-        warm.engine.stop()
-        return None
-
-    def _keep_warm(self, ground: Ground, operations: Operations) -> None:
-        """Keep the engine running that serves the undamaged new checkpoint, if recovery was seen to be complete."""
-        if recovery_at_ns(ground.recorder.snapshot()) is None:
-            return
-        engine = operations.hand_on()
-        if engine is not None:
-            self._warm = Warm(
-                engine=engine,
-                log_path=ground.recorder.path.parent / "logs" / engine.log_path.name,
-                weights_id=weights_id(ground.new),
-                flags=ground.launch.flags(),
-            )
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -422,10 +378,12 @@ class Run:
             act()
 
 
-def _container_recorder(recorder: Recorder) -> Callable[[str, str, Mapping[str, str]], None]:
+def _container_recorder(recorder: Recorder, first: Engine) -> Callable[[str, str, Mapping[str, str]], None]:
+    """Record container events; an engine that was handed on goes by the name it has in this scenario."""
+    parts = first.parts()
+
     def record(incarnation: str, action: str, attributes: Mapping[str, str]) -> None:
-        recorder.event(
-            "docker", EventKind.CONTAINER, incarnation=incarnation, action=action, attributes=dict(attributes)
-        )
+        name = first.incarnation if attributes["container"] in parts else incarnation
+        recorder.event("docker", EventKind.CONTAINER, incarnation=name, action=action, attributes=dict(attributes))
 
     return record

@@ -95,7 +95,7 @@ class Timeline:
         """Wait for an answer or for the limit, whichever comes first, looking after the engines meanwhile."""
 
         def look() -> Any:
-            self.operations.look_after_engines()
+            self.operations.service.look_after()
             self.ground.recorder.require_written()
             return ask()
 

@@ -41,6 +41,8 @@ def _listen(stream: Any, on_event: OnContainerEvent) -> None:
     # A closed stream and a daemon that goes away both end the listening; what was seen stays.
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
         for event in stream:
-            attributes = event.get("Actor", {}).get("Attributes", {})
+            actor = event.get("Actor", {})
+            attributes = actor.get("Attributes", {})
             kept = {name: attributes[name] for name in ("exitCode", "signal") if name in attributes}
+            kept["container"] = str(actor.get("ID", ""))[:12]
             on_event(attributes.get(INCARNATION_LABEL, ""), event.get("Action", ""), kept)

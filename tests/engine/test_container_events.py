@@ -36,4 +36,5 @@ def test_events_of_this_run_are_handed_on_with_exit_code_and_others_are_not() ->
             container.remove(force=True)
         client.close()
     assert {name for name, _, _ in seen} == {"old-1"}
-    assert ("old-1", "die", {"exitCode": "7"}) in seen
+    own = str(containers[1].id)[:12]
+    assert ("old-1", "die", {"exitCode": "7", "container": own}) in seen
