@@ -133,7 +133,11 @@ def is_right(canary: Request, expected: Answer | None) -> bool:
 
 
 def detection(history: History) -> Detection:
-    """Say who noticed first between the fault and the remedy."""
+    """Say who noticed first between the fault and the remedy.
+
+    Engines started since the fault are looked at, and before the rollout begins also the one that was there: files
+    that it still reads may be what was damaged.
+    """
     start, remedy = fault_at_ns(history), remedy_at_ns(history)
     if start is None:
         return Detection(layer=Layer.NEVER, at_ns=None, because="no rollout was started")
@@ -143,9 +147,13 @@ def detection(history: History) -> Detection:
         event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if start <= event.at_ns < end
     }
     signs = [sign for event in history.events if start <= event.at_ns < end for sign in _event_sign(event, expected)]
-    for incarnation in suspects:
-        served = [r for r in history.requests if r.incarnation == incarnation and r.ended_ns < end and not r.is_ours]
-        signs += _request_signs(served, history, expected.get(incarnation))
+    rolled = history.first(EventKind.ROLLOUT_STARTED)
+    rolled_ns = end if rolled is None else min(rolled.at_ns, end)  # from then on, being stopped is what happens to it
+    for incarnation, expects in expected.items():
+        since, until = (0, end) if incarnation in suspects else (start, rolled_ns)
+        served = [r for r in history.requests if r.incarnation == incarnation and r.ended_ns < until and not r.is_ours]
+        signs += _request_signs(served, expects, since=since)
+        signs += _death_signs(history, incarnation, served, since=since, until=until)
     if signs:
         return min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
     right = [
@@ -199,11 +207,15 @@ def _sign(layer: Layer, event: Event, because: str) -> Detection:
     return Detection(layer=layer, at_ns=event.at_ns, because=because, evidence=(event.id,))
 
 
-def _request_signs(served: Sequence[Request], history: History, expected: Answer | None) -> list[Detection]:
-    """Return the signs that requests to one incarnation give: its first failed one and its first wrong canary."""
+def _request_signs(served: Sequence[Request], expected: Answer | None, *, since: int) -> list[Detection]:
+    """Return the signs that requests to one incarnation give: its first failed one and its first wrong canary.
+
+    Only requests planned `since` then can be signs; earlier ones tell whether the engine had answered before.
+    """
     signs: list[Detection] = []
     by_end = sorted(served, key=lambda request: request.ended_ns)
-    failed = next((r for r in by_end if r.result is not RequestResult.OK and not r.is_canary), None)
+    lately = [request for request in by_end if request.planned_ns >= since]
+    failed = next((r for r in lately if r.result is not RequestResult.OK and not r.is_canary), None)
     if failed is not None:
         had_answers = any(
             r.result is RequestResult.OK and r.ended_ns < failed.ended_ns for r in by_end if not r.is_canary
@@ -212,7 +224,7 @@ def _request_signs(served: Sequence[Request], history: History, expected: Answer
         seen = f"{failed.result}{'' if failed.status is None else f' {failed.status}'} {failed.error[:120]}".strip()
         signs.append(_request_sign(layer, failed, f'a request to "{failed.incarnation}" failed: {seen}'))
     canary = next(
-        (r for r in by_end if r.is_canary and (r.result is not RequestResult.OK or is_wrong(r, expected))), None
+        (r for r in lately if r.is_canary and (r.result is not RequestResult.OK or is_wrong(r, expected))), None
     )
     if canary is not None:
         if canary.result is RequestResult.OK:
@@ -226,15 +238,26 @@ def _request_signs(served: Sequence[Request], history: History, expected: Answer
             )
         else:
             signs.append(_request_sign(Layer.CANARY, canary, f'a canary to "{canary.incarnation}" {seen}'))
+    return signs
+
+
+def _death_signs(
+    history: History, incarnation: str, served: Sequence[Request], *, since: int, until: int
+) -> list[Detection]:
+    """Return the sign that an engine gives by dying while users are sent to it."""
     died = next(
-        (e for e in history.of(EventKind.ENGINE_DIED) if served and e.data["incarnation"] == served[0].incarnation),
+        (
+            event
+            for event in history.of(EventKind.ENGINE_DIED)
+            if event.data["incarnation"] == incarnation and since <= event.at_ns < until
+        ),
         None,
     )
-    if died is not None:
-        had_answers = any(r.result is RequestResult.OK and r.ended_ns < died.at_ns for r in by_end)
-        layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
-        signs.append(_sign(layer, died, f"the engine died while serving (exit code {died.data.get('exit_code')})"))
-    return signs
+    if died is None or not served:
+        return []
+    had_answers = any(r.result is RequestResult.OK and r.ended_ns < died.at_ns for r in served)
+    layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
+    return [_sign(layer, died, f"the engine died while serving (exit code {died.data.get('exit_code')})")]
 
 
 def _request_sign(layer: Layer, request: Request, because: str) -> Detection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.judge.moments import Layer, Window, detection, exposure, recovery_at_ns, requests_in, window_span
-from harness.observe.history import EventKind, Request
+from harness.observe.history import Event, EventKind, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 
 
@@ -31,9 +31,27 @@ def test_engine_that_refuses_is_noticed_at_startup() -> None:
     assert "header too large" in seen.because
 
 
-def test_failure_of_the_old_engine_is_no_sign_of_the_fault() -> None:
+def test_old_engine_that_fails_because_it_is_stopped_is_no_sign_of_the_fault() -> None:
     stopped = load(5.5, "old-1", result="refused")
     assert detection(history(*before(), *rollout(), stopped)).layer is Layer.NEVER
+
+
+@pytest.mark.parametrize(
+    ("sign", "layer"),
+    [
+        (load(5.2, "old-1", took_s=0.1, result="http_5xx"), Layer.CLIENT),
+        (canary(5.2, "old-1", "neither"), Layer.CANARY),
+        (event(5.9, EventKind.ENGINE_DIED, incarnation="old-1", exit_code=-7), Layer.CLIENT),
+    ],
+    ids=["fails", "answers wrongly", "dies"],
+)
+def test_old_engine_that_suffers_before_the_rollout_is_a_sign_of_the_fault(sign: Event | Request, layer: Layer) -> None:
+    published = event(5, EventKind.PUBLISH_STARTED, version="new", how="overwrite_in_place")
+    later = event(6, EventKind.ROLLOUT_STARTED, how="restart")
+    assert detection(history(*before(), published, load(5.1, "old-1"), sign, later)).layer is layer
+    # The same thing once the rollout has begun is what a restart does to every engine.
+    at_once = event(5.05, EventKind.ROLLOUT_STARTED, how="restart")
+    assert detection(history(*before(), published, at_once, sign)).layer is Layer.NEVER
 
 
 def test_first_failed_request_and_a_later_one_are_different_layers() -> None:
