@@ -13,7 +13,6 @@ from typing import Any
 
 import docker
 import docker.errors
-from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
 from harness.engine.container_engine import ContainerEngine
@@ -23,6 +22,7 @@ from harness.engine.docker_daemon import connect, docker_sentence, present_image
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.image import VERSION_LABEL, ImageRef
 from harness.engine.launch import Launch
+from harness.engine.reaper import start_reaper_if_present
 from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.label import LABEL_KEY
 
@@ -68,7 +68,8 @@ class ContainerStarter:
         client = connect()
         try:
             present_image(client, self._image)
-            _use_reaper_only_if_present(client)
+            with docker_sentence("testcontainers' reaper"):
+                start_reaper_if_present(client)
             with docker_sentence("the run's network"):
                 self._network = client.networks.create(
                     f"rollout-{secrets.token_hex(6)}", driver="bridge", labels={LABEL_KEY: site.run_label}
@@ -170,13 +171,6 @@ def _require_nvidia(client: docker.DockerClient) -> None:
     runtimes = sorted(client.info().get("Runtimes") or {})
     if "nvidia" not in runtimes and shutil.which("nvidia-container-runtime-hook") is None:
         raise EnvironmentMissing("gpu", f"Docker has no NVIDIA runtime (its runtimes: {', '.join(runtimes)})")
-
-
-def _use_reaper_only_if_present(client: docker.DockerClient) -> None:
-    try:
-        client.images.get(testcontainers_config.hub_image_name_prefix + testcontainers_config.ryuk_image)
-    except docker.errors.ImageNotFound:
-        testcontainers_config.ryuk_disabled = True
 
 
 def _remove_network(network: Any) -> None:
