@@ -1,207 +1,228 @@
 """Put a checkpoint where an engine reads it so that a reader sees the whole old or the whole new one, never a mixture.
 
 Layout: `<root>/versions/<number>/` and `<root>/<name>` -> `versions/<number>`, a relative link replaced by rename: it also
-holds inside a container that mounts the parent. Where the live path must stay a real directory, `exchange` swaps two.
-A running engine never notices either; it has to be started anew.
+holds inside a container that mounts the root. Where the live path must stay a real directory, two directories swap.
+A running engine never notices either; it has to be started anew. An engine that is starting opens file after file: do not
+publish under it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
-import os
+import contextlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.checkpoint.copy import private_copy
-from harness.clock import poll_until
+from harness.clock import wall_time
 from harness.errors import HarnessError, UsageError
+from harness.guards.durable import exchange, require_one_file_system, swap, sync
+from harness.guards.publish_copy import Copied, copy_checkpoint
+from harness.guards.publish_lock import locked
+from harness.guards.versions import MANIFEST, PENDING, READY, UNFINISHED, VERSIONS, Live, Marker, Store, write_marker
 
-VERSIONS = "versions"
-READY = ".ready"  # written last into a version: without it, the version is unfinished
-UNFINISHED = ".unfinished-"
 KEPT_VERSIONS = 3
 LOCK_LIMIT_S = 60.0
-AT_FDCWD = -100
-RENAME_EXCHANGE = 2
+
+__all__ = ["KEPT_VERSIONS", "LOCK_LIMIT_S", "Published", "exchange", "publish", "rollback", "versions_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Where the new version lies, and the version that was live before."""
+    """What is live now and where it lies, what was live before and where that lies now, and how it was copied."""
 
+    version: int
     version_path: Path
     previous: Path | None
+    previous_version: int | None
+    copied: Copied | None = None  # None for a rollback
 
 
-def publish(source: Path, root: Path, *, name: str = "live", keep: int = KEPT_VERSIONS) -> Published:
+def publish(
+    source: Path,
+    root: Path,
+    *,
+    name: str = "live",
+    keep: int = KEPT_VERSIONS,
+    by_exchange: bool = False,
+    link: bool = False,
+    wait_limit_s: float = LOCK_LIMIT_S,
+) -> Published:
     """Copy a checkpoint into a new version and make it live; `keep` versions stay for a rollback.
 
-    Raises: UsageError when `source` is no directory, or the live path is a real directory or a link elsewhere;
-    WaitExpired when another publish holds the root; OSError when the disk is full (the old version stays live).
+    `by_exchange` is for a live path that must stay a real directory. `link` makes hard links instead of copies: **writing
+    to the source in place then changes what is live**.
+    Raises: UsageError when `source` is no directory, or the live path is not of the wanted kind; HarnessError when
+    another publish holds the root for longer than `wait_limit_s`, when the source changes meanwhile, when the file
+    system cannot exchange, or the disk is full; it says what is live then.
     """
-    if not source.is_dir():
-        raise UsageError(f'the checkpoint "{source}" is not a directory')
     if keep < 1:
         raise UsageError(f"keep is {keep}, expected at least 1")
-    versions = root / VERSIONS
-    versions.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
-        previous = _live(root, name)
-        _require_one_file_system(root, versions)
-        for leftover in versions.glob(f"{UNFINISHED}*"):  # of a publish that was killed
-            shutil.rmtree(leftover)
-        number = max((int(path.name) for path in versions.iterdir() if _is_number(path.name)), default=0) + 1
-        unfinished = versions / f"{UNFINISHED}{number}"
-        try:
-            private_copy(source, unfinished)
-            _sync_tree(unfinished)
-            (unfinished / READY).touch()
-            _sync(unfinished)
-            version = versions / str(number)
-            unfinished.rename(version)
-            _sync(versions)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        _switch(root, name, version)
-        _drop_old(versions, keep, used={version, previous})
-    return Published(version_path=version, previous=previous)
+    store = Store(root=root, name=name)
+    with _explained(f'publishing "{source}" failed', store):
+        if not source.is_dir():
+            raise UsageError(f'the checkpoint "{source}" is not a directory')
+        _refuse_overlap(source, store)
+        store.versions.mkdir(parents=True, exist_ok=True)
+        with locked(root, limit_s=wait_limit_s):
+            before = _live_of_kind(store, by_exchange=by_exchange)
+            require_one_file_system(root, store.versions)
+            store.settle()
+            if by_exchange:
+                _require_exchange(store)
+            number = store.next_number()
+            try:
+                copied = _stage(source, store, number, previous=before, link=link)
+                if by_exchange:
+                    _exchange_live(store, number, before)
+                else:
+                    _replace_link(store, number)
+                (store.versions / f"{PENDING}{number}").unlink()
+            except BaseException:
+                with contextlib.suppress(OSError, HarnessError):
+                    store.settle()
+                raise
+            store.drop_old(keep)
+            return _published(store, before, copied)
 
 
-def rollback(root: Path, *, name: str = "live") -> Published:
-    """Make the newest finished version before the live one live again, by one rename.
+def rollback(root: Path, *, name: str = "live", wait_limit_s: float = LOCK_LIMIT_S) -> Published:
+    """Make the version live again that was live before the live one was published, by one rename.
 
-    Raises: UsageError when nothing is live or no earlier version is kept.
+    Raises: UsageError when nothing is live or that version is not kept; HarnessError as `publish` does.
     """
-    versions = root / VERSIONS
-    if not versions.is_dir():
-        raise UsageError(f'nothing was ever published in "{root}"')
-    with _locked(root):
-        current = _live(root, name)
-        if current is None:
-            raise UsageError(f'nothing is live under "{root / name}", so there is nothing to roll back')
-        earlier = [number for number in _numbers(versions) if number < int(current.name)]
-        if not earlier:
-            raise UsageError(f'no version before {current.name} is kept in "{versions}"')
-        version = versions / str(max(earlier))
-        _switch(root, name, version)
-    return Published(version_path=version, previous=current)
+    store = Store(root=root, name=name)
+    with _explained(f'rolling back "{store.live_path}" failed', store):
+        if not store.versions.is_dir():
+            raise UsageError(f'nothing was ever published in "{root}"')
+        with locked(root, limit_s=wait_limit_s):
+            return _roll_back(store)
 
 
-def exchange(source: Path, live: Path) -> Path:
-    """Swap two directories of one file system in one step; return where the old one is now (the path of `source`).
-
-    For a live path that must stay a real directory. `source` is made durable first.
-    Raises: UsageError when either is not a real directory, or they lie on different file systems; HarnessError when the
-    system cannot exchange.
-    """
-    for path in (source, live):
-        if path.is_symlink() or not path.is_dir():
-            raise UsageError(f'"{path}" is not a real directory')
-    if source.stat().st_dev != live.stat().st_dev:
-        raise UsageError(f'"{source}" and "{live}" are on different file systems, so no rename can swap them')
-    _sync_tree(source)
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "renameat2"):
-        raise HarnessError(
-            "this system's C library has no renameat2, so two directories cannot be exchanged in one step"
-        )
-    if library.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(live), RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        raise HarnessError(f'"{source}" and "{live}" cannot be exchanged: {errno.errorcode.get(code, code)}')
-    for parent in {source.parent, live.parent}:
-        _sync(parent)
-    return source
+def _roll_back(store: Store) -> Published:
+    live = store.live()
+    if live is None:
+        raise UsageError(f'nothing is live under "{store.live_path}", so there is nothing to roll back')
+    store.settle()
+    number = store.before(live)
+    if number is None:
+        raise UsageError(f'no version before {live.number} is kept in "{store.versions}"')
+    if live.is_directory:
+        _exchange_live(store, number, live)
+    else:
+        _replace_link(store, number)
+    return _published(store, live, None)
 
 
 def versions_of(root: Path) -> tuple[Path, ...]:
-    """Return the finished versions, oldest first."""
-    return tuple(root / VERSIONS / str(number) for number in sorted(_numbers(root / VERSIONS)))
+    """Return the finished versions that lie in `versions/`, oldest first."""
+    store = Store(root=root, name="live")
+    return tuple(store.path_of(number) for number in store.finished())
 
 
-def _numbers(versions: Path) -> list[int]:
-    if not versions.is_dir():
-        return []
-    return [int(path.name) for path in versions.iterdir() if _is_number(path.name) and (path / READY).is_file()]
+def _stage(source: Path, store: Store, number: int, *, previous: Live | None, link: bool) -> Copied:
+    """Make a finished version that is not live yet."""
+    unfinished = store.versions / f"{UNFINISHED}{number}"
+    copied = copy_checkpoint(source, unfinished, link=link, leave_out=(READY, MANIFEST))
+    marker = Marker(
+        version=number,
+        previous=None if previous is None else previous.number,
+        published_at=wall_time(),
+        linked=link,
+    )
+    write_marker(unfinished, marker)
+    (store.versions / f"{PENDING}{number}").touch()
+    sync(store.versions)
+    unfinished.rename(store.path_of(number))
+    sync(store.versions)
+    return copied
 
 
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal()
-
-
-def _live(root: Path, name: str) -> Path | None:
-    """Return the version that is live; None when there is none yet."""
-    if name in ("", ".", "..", VERSIONS) or "/" in name:
-        raise UsageError(f'"{name}" cannot be the name of the live checkpoint')
-    link = root / name
-    if not os.path.lexists(link):
-        return None
-    if not link.is_symlink():
-        raise UsageError(f'"{link}" is not a link: publish elsewhere, or exchange it with a directory')
-    target = os.readlink(link)
-    parent, _, number = target.partition("/")
-    if parent != VERSIONS or not _is_number(number):
-        raise UsageError(f'"{link}" points to "{target}", expected a version in "{VERSIONS}/": it is left as it is')
-    return root / VERSIONS / number
-
-
-def _switch(root: Path, name: str, version: Path) -> None:
+def _replace_link(store: Store, number: int) -> None:
     """Point the live link to a version: a new link, renamed over the old one."""
-    new = root / f".{name}.{os.getpid()}.new"
-    new.unlink(missing_ok=True)
-    new.symlink_to(f"{VERSIONS}/{version.name}")
+    store.new_link.symlink_to(f"{VERSIONS}/{number}")
+    store.new_link.replace(store.live_path)
+    sync(store.root)
+
+
+def _exchange_live(store: Store, number: int, before: Live | None) -> None:
+    """Swap a version with the live directory; what was live takes its own number as name."""
+    if before is None:
+        store.path_of(number).rename(store.live_path)
+        sync(store.root)
+        sync(store.versions)
+        return
+    swap(store.path_of(number), store.live_path)
+    store.path_of(number).rename(store.path_of(before.number))
+    sync(store.versions)
+
+
+def _live_of_kind(store: Store, *, by_exchange: bool) -> Live | None:
+    """Return what is live, when it can be replaced in the wanted way.
+
+    Raises: UsageError naming the other way.
+    """
+    live = store.live()
+    if live is None or live.is_directory == by_exchange:
+        return live
+    if live.is_directory:
+        raise UsageError(
+            f'"{store.live_path}" is a real directory, not a link: publish under another name, or exchange it (--exchange)'
+        )
+    raise UsageError(f'"{store.live_path}" is a link, so nothing needs to be exchanged: publish without --exchange')
+
+
+def _require_exchange(store: Store) -> None:
+    """Find out whether the live directory can be exchanged before gigabytes are copied.
+
+    Raises: UsageError; HarnessError.
+    """
+    if store.live_path.is_mount():
+        raise UsageError(
+            f'"{store.live_path}" is a mount point, which no rename can move: mount the directory above it'
+        )
+    probes = [store.versions / f"{UNFINISHED}probe-{number}" for number in (1, 2)]
     try:
-        new.replace(root / name)
+        for probe in probes:
+            probe.mkdir()
+        swap(*probes)
     finally:
-        new.unlink(missing_ok=True)
-    _sync(root)
+        for probe in probes:
+            with contextlib.suppress(FileNotFoundError):
+                probe.rmdir()
 
 
-def _drop_old(versions: Path, keep: int, *, used: set[Path | None]) -> None:
-    for number in sorted(_numbers(versions))[:-keep]:
-        version = versions / str(number)
-        if version not in used:
-            doomed = versions / f"{UNFINISHED}{number}"  # so that a half-removed version is never taken for a whole one
-            version.rename(doomed)
-            shutil.rmtree(doomed)
-
-
-def _require_one_file_system(root: Path, versions: Path) -> None:
-    if root.stat().st_dev != versions.stat().st_dev:
-        raise UsageError(f'"{versions}" is on another file system than "{root}", so publishing would not be atomic')
-
-
-def _sync_tree(directory: Path) -> None:
-    for parent, _, files in os.walk(directory, topdown=False):
-        for file in files:
-            _sync(Path(parent) / file)
-        _sync(Path(parent))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _refuse_overlap(source: Path, store: Store) -> None:
+    """Refuse to publish a directory into itself; publishing a kept version anew is fine."""
+    if store.root.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f'"{store.root}" lies inside "{source}": a checkpoint cannot be published into itself')
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Hold the root's lock: one publish at a time; the system frees it if the publisher is killed."""
-
-    def take() -> bool:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-
-    descriptor = os.open(root / ".publish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _explained(what_failed: str, store: Store) -> Iterator[None]:
+    """Turn what the system refused into one sentence that says what is live now."""
     try:
-        poll_until(take, what=f'lock of "{root}", held by another publish', limit_s=LOCK_LIMIT_S)
         yield
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        where = f' at "{error.filename}"' if error.filename else ""
+        with contextlib.suppress(OSError):
+            where += f", {shutil.disk_usage(store.root).free:,} bytes are free"
+        live = None
+        with contextlib.suppress(OSError, UsageError):
+            live = store.live()
+        now = "nothing is live" if live is None else f"version {live.number} is live"
+        raise HarnessError(f"{what_failed}: {error.strerror or error}{where}; {now}") from error
+
+
+def _published(store: Store, before: Live | None, copied: Copied | None) -> Published:
+    live = store.live()
+    if live is None:
+        raise HarnessError(f'"{store.live_path}" was made live and is gone again: somebody else changes "{store.root}"')
+    return Published(
+        version=live.number,
+        version_path=live.path,
+        previous=None if before is None else store.path_of(before.number),
+        previous_version=None if before is None else before.number,
+        copied=copied,
+    )

@@ -18,6 +18,7 @@ import pytest
 from harness.checkpoint import models
 from harness.cli import GUARDS, SUMMARIES, main
 from harness.guards.canary import Golden
+from harness.guards.publish_lock import locked
 
 PROMPTS = ((1, 5, 6), (1, 7))
 OLD = ((-1.0, -2.0), (-3.0,))
@@ -124,11 +125,18 @@ def test_publish_and_rollback(checkpoint: Path, tmp_path: Path, capsys: pytest.C
     assert "is now version 1" in (printed := capsys.readouterr().out)
     assert "before: nothing" in printed
     assert main(["publish", str(checkpoint), str(root), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    said = json.loads(capsys.readouterr().out)
+    copied = said.pop("copied")
+    assert said == {
         "live": str(root / "live"),
-        "version": str(root / "versions" / "2"),
-        "previous": str(root / "versions" / "1"),
+        "version": 2,
+        "path": str(root / "versions" / "2"),
+        "previous": 1,
+        "previous_path": str(root / "versions" / "1"),
     }
+    assert copied["files"] == len(list(checkpoint.iterdir()))
+    assert copied["reflinked_bytes"] + copied["copied_bytes"] == sum(f.stat().st_size for f in checkpoint.iterdir())
+    assert copied["linked_bytes"] == 0
     assert os.readlink(root / "live") == "versions/2"
     assert main(["rollback", str(root)]) == 0
     assert "is now version 1" in (printed := capsys.readouterr().out)
@@ -141,6 +149,43 @@ def test_publish_keeps_as_many_versions_as_asked(checkpoint: Path, tmp_path: Pat
         assert main(["publish", str(checkpoint), str(tmp_path), "--name", "served", "--keep", "2"]) == 0
     assert {path.name for path in (tmp_path / "versions").iterdir()} == {"2", "3"}
     assert os.readlink(tmp_path / "served") == "versions/3"
+
+
+def test_publish_into_a_directory_that_stays_one(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "precious").touch()
+    assert main(["publish", str(checkpoint), str(tmp_path), "--exchange"]) == 0
+    assert f'before: version 0 ("{tmp_path}/versions/0")' in capsys.readouterr().out
+    assert not (tmp_path / "live").is_symlink()
+    assert main(["rollback", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 0
+    assert (tmp_path / "live" / "precious").exists()
+
+
+def test_the_danger_of_hard_links_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", str(checkpoint), str(tmp_path), "--link"]) == 0
+    printed = capsys.readouterr()
+    assert "bytes by hard link" in printed.out
+    assert "writes into the live checkpoint" in printed.err
+    assert ended(["publish", "--help"]) == 0
+    assert "writes into the live checkpoint" in " ".join(capsys.readouterr().out.split())
+
+
+def test_another_publish_is_waited_for_or_refused_by_name(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path, limit_s=0):
+        (tmp_path / "versions").mkdir()
+        for command in (["publish", str(checkpoint), str(tmp_path)], ["rollback", str(tmp_path)]):
+            assert main([*command, "--wait", "0"]) == 2
+            assert f"is being published to by process {os.getpid()} on" in capsys.readouterr().err
+        for wrong in ("-1", "soon", "nan", "inf"):
+            assert ended(["publish", str(checkpoint), str(tmp_path), "--wait", wrong]) == 3
+    assert main(["publish", str(checkpoint), str(tmp_path), "--wait", "0"]) == 0
 
 
 def test_nothing_to_roll_back_to(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +201,7 @@ def test_a_real_directory_is_never_replaced(
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "precious").touch()
     assert main(["publish", str(checkpoint), str(tmp_path)]) == 3
-    assert "is not a link" in capsys.readouterr().err
+    assert "is a real directory, not a link" in capsys.readouterr().err
     assert (tmp_path / "live" / "precious").exists()
 
 
