@@ -24,7 +24,7 @@ GUARDS = {
     "preflight": ("harness.guards.preflight", "main"),
     "publish": ("harness.guards.commands", "publish_main"),
     "rollback": ("harness.guards.commands", "rollback_main"),
-    "purge-cache": ("harness.guards.commands", "purge_main"),
+    "purge-cache": ("harness.guards.purge_command", "purge_main"),
     "canary": ("harness.guards.canary_command", "canary_main"),
 }
 
@@ -32,7 +32,7 @@ SUMMARIES = {
     "preflight": "check a checkpoint before an engine is started on it",
     "publish": "make a checkpoint live in one step",
     "rollback": "make the version before live again",
-    "purge-cache": "list or empty a weight cache",
+    "purge-cache": "list what dead engines left, or remove it",
     "canary": "ask a running engine and say which checkpoint answered",
 }
 

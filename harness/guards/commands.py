@@ -1,20 +1,18 @@
-"""The guards as commands: `harness publish`, `rollback` and `purge-cache`, for deploy scripts and init containers."""
+"""The guards as commands: `harness publish` and `harness rollback`, for deploy scripts and init containers."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.errors import EXIT_BROKEN, EXIT_HELD, UsageError
+from harness.errors import EXIT_HELD
 from harness.guards.command import CommandParser, print_json
 from harness.guards.finding import printable
 from harness.guards.publish import KEPT_VERSIONS, LOCK_LIMIT_S, Published, publish, rollback
-from harness.guards.purge import CacheEntry, list_cache, purge
 
 DANGER = (
     "Danger: a file and its link are one file. Whoever writes to the source in place writes into the live checkpoint, "
@@ -81,47 +79,6 @@ def rollback_main(argv: Sequence[str]) -> int:
     return _say_live(rollback(options.root, name=options.name, wait_limit_s=options.wait), options)
 
 
-def purge_main(argv: Sequence[str]) -> int:
-    """Run `harness purge-cache`; return 0 when the cache is empty now, 1 when a dry run found entries.
-
-    Raises: UsageError when the directory is no weight cache, or is absent: a mistyped path must not look like success.
-    """
-    parser = CommandParser(
-        prog="harness purge-cache",
-        description="List what a weight cache holds, or empty it. Purge before an engine starts, never beside it.",
-    )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="the cache directory, as in VLLM_WEIGHT_CACHE_PATH")
-    parser.add_argument("--yes", action="store_true", help="remove the entries; without it they are only listed")
-    parser.add_argument("--json", action="store_true", help="print the entries as JSON")
-    options = parser.parse_args(argv)
-    if not os.path.lexists(options.root):
-        raise UsageError(f'there is no directory "{options.root}" that could hold a weight cache')
-    entries = purge(options.root).removed if options.yes else list_cache(options.root)
-    if options.json:
-        print_json(
-            {
-                "root": str(options.root),
-                "removed": options.yes,
-                "entries": [
-                    {"name": e.name, "size_bytes": e.size_bytes, "is_complete": e.is_complete, "model": e.model}
-                    for e in entries
-                ],
-            }
-        )
-    else:
-        for entry in entries:
-            print(_described(entry))
-        size_bytes = sum(entry.size_bytes for entry in entries)
-        counted = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_bytes:,} bytes"
-        if not entries:
-            print(printable(f'"{options.root}" holds no cache entries'))
-        elif options.yes:
-            print(f"removed: {counted}")
-        else:
-            print(f"found: {counted}; nothing was removed, add --yes to remove them")
-    return EXIT_BROKEN if entries and not options.yes else EXIT_HELD
-
-
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="the directory that the engine's host mounts")
     parser.add_argument("--name", default="live", help="the entry of ROOT that the engine serves (default: live)")
@@ -168,9 +125,3 @@ def _say_live(published: Published, options: argparse.Namespace) -> int:
         if copied is not None:
             print(f"      {copied}")
     return EXIT_HELD
-
-
-def _described(entry: CacheEntry) -> str:
-    state = "" if entry.is_complete else "unfinished, "
-    filled = f'filled from "{entry.model}"' if entry.model else "says nothing about where it is from"
-    return printable(f"{entry.name}  {entry.size_bytes:>15,} bytes  {state}{filled}")

@@ -63,8 +63,8 @@ def list_cache(root: Path) -> tuple[CacheEntry, ...]:
     return tuple(entry for entry in entries if entry is not None)
 
 
-def purge(root: Path) -> PurgeReport:
-    """Remove every entry of a weight cache; the directory itself stays. Idempotent.
+def purge(root: Path, *, keep: frozenset[str] = frozenset()) -> PurgeReport:
+    """Remove every entry of a weight cache but those named in `keep`; the directory itself stays. Idempotent.
 
     Engines that have an entry mapped keep what they mapped; the next start reads the checkpoint. An engine that fills an
     entry at this moment may finish it just after: purge before the start, never beside it.
@@ -73,7 +73,8 @@ def purge(root: Path) -> PurgeReport:
     """
     removed: dict[str, CacheEntry] = {}
     for _ in range(ROUNDS):
-        entries = list_cache(root)  # refuses before anything is removed
+        found = list_cache(root)  # refuses before anything is removed
+        entries = [entry for entry in found if _finished_name(entry.name) not in map(_finished_name, keep)]
         if not entries:
             return PurgeReport(removed=tuple(removed.values()))
         removed |= {entry.name: entry for entry in entries}
@@ -82,6 +83,11 @@ def purge(root: Path) -> PurgeReport:
                 for entry in entries:
                     _remove(directory, entry.name)
     raise UsageError(f'"{root}" still has entries after {ROUNDS} rounds: stop the engines that fill it first')
+
+
+def _finished_name(name: str) -> str:
+    """Return what an entry is called once it is filled."""
+    return name.partition(".")[0]
 
 
 @contextmanager

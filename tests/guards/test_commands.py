@@ -205,65 +205,6 @@ def test_a_real_directory_is_never_replaced(
     assert (tmp_path / "live" / "precious").exists()
 
 
-# purge-cache
-
-
-def filled(root: Path, name: str = "0123456789abcdef") -> Path:
-    entry = root / name
-    entry.mkdir(parents=True)
-    (entry / "tensors.bin").write_bytes(bytes(1500))
-    (entry / "meta.json").write_text(json.dumps({"model": "/models/\x1b[2Jlive"}))
-    return root
-
-
-def test_purge_lists_first_and_removes_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = filled(tmp_path / "cache")
-    assert main(["purge-cache", str(root)]) == 1
-    printed = capsys.readouterr().out
-    assert "0123456789abcdef" in printed
-    assert "\\x1b[2Jlive" in printed
-    assert "\x1b" not in printed
-    assert "unfinished" in printed
-    assert "found: 1 entry, 1,5" in printed
-    assert "nothing was removed" in printed
-    assert list(root.iterdir())
-    assert main(["purge-cache", str(root), "--yes"]) == 0
-    assert "removed: 1 entry, 1,5" in capsys.readouterr().out
-    assert not list(root.iterdir())
-    assert main(["purge-cache", str(root), "--yes"]) == 0
-    assert "holds no cache entries" in capsys.readouterr().out
-
-
-def test_purge_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = filled(tmp_path / "cache")
-    assert main(["purge-cache", str(root), "--json"]) == 1
-    listed = json.loads(capsys.readouterr().out)
-    assert (listed["removed"], len(listed["entries"])) == (False, 1)
-    assert main(["purge-cache", str(root), "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**listed, "removed": True}
-
-
-def test_purge_refuses_what_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = filled(tmp_path / "cache")
-    (root / "notes.txt").touch()
-    assert main(["purge-cache", str(root), "--yes"]) == 3
-    assert "is not a weight cache, nothing was removed" in capsys.readouterr().err
-    assert len(list(root.iterdir())) == 2
-
-
-@pytest.mark.parametrize("asked", [[], ["--yes"], ["--yes", "--json"]])
-def test_purge_of_a_mistyped_path_is_no_success(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str]
-) -> None:
-    absent = tmp_path / "cahce"
-    assert main(["purge-cache", str(absent), *asked]) == 3
-    printed = capsys.readouterr()
-    assert printed.err == f'harness: there is no directory "{absent}" that could hold a weight cache\n'
-    assert printed.out == ""
-    absent.mkdir()
-    assert main(["purge-cache", str(absent), *asked]) == 0
-
-
 # canary
 
 

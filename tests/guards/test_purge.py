@@ -109,6 +109,14 @@ def test_an_entry_that_is_finished_meanwhile_is_removed_too(tmp_path: Path, monk
     assert everything(tmp_path) == set()
 
 
+def test_what_is_to_be_kept_is_kept_though_it_is_finished_meanwhile(tmp_path: Path) -> None:
+    entry(tmp_path)
+    entry(tmp_path, "fedcba9876543210")
+    keep = frozenset({"fedcba9876543210.4711.partial"})
+    assert [item.name for item in purge.purge(tmp_path, keep=keep).removed] == ["0123456789abcdef"]
+    assert [path.name for path in tmp_path.iterdir()] == ["fedcba9876543210"]
+
+
 def test_entries_that_come_back_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry(tmp_path)
     monkeypatch.setattr(purge, "_remove", lambda directory, name: None)
