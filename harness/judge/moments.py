@@ -319,7 +319,16 @@ def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int, list[_Mark]]
     return spans
 
 
-_UNUSABLE = frozenset({RequestResult.HTTP_4XX, RequestResult.HTTP_5XX, RequestResult.MALFORMED})
+_UNUSABLE = frozenset(
+    {
+        RequestResult.HTTP_4XX,
+        RequestResult.HTTP_5XX,
+        RequestResult.MALFORMED,
+        RequestResult.WRONG_MODEL,
+        RequestResult.WRONG_CONTENT,
+        RequestResult.MIXED_VERSION,
+    }
+)
 
 
 def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[_Mark]:

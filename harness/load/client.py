@@ -1,13 +1,12 @@
 """One HTTP request under gevent, timed, and its end in exactly one class. Imported by `locustfile` alone.
 
-Only POST, a new connection each, never sent twice. geventhttpclient's parser is used on a socket of our own, because
-its `HTTPClient` connects, sends and reads the header in one call: that leaves no point to stamp the send, and no way
-to tell a slow connect from a slow answer.
+Only POST, never sent twice: on a new connection each, or on one that is kept alive. geventhttpclient's parser is used
+on a socket of our own, because its `HTTPClient` connects, sends and reads the header in one call: that leaves no point
+to stamp the send, and no way to tell a slow connect from a slow answer.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import socket
@@ -22,11 +21,13 @@ from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError, HTTP
 
 from harness.clock import Deadline
 from harness.guards.canary import prompt_logprobs_of
+from harness.load.connections import IdleConnections, connect_result
 from harness.load.plan import RequestLimits
 from harness.load.sse import (
     Completion,
     StreamFault,
     check_finish_reason,
+    check_identity,
     decode_object,
     endpoint_address,
 )
@@ -36,10 +37,6 @@ ERROR_CHARACTERS_MAX = 300
 ANSWER_BYTES_MAX = 64 * 1024**2
 ERROR_BODY_BYTES_MAX = 4096
 DRAIN_LIMIT_S = 0.5
-
-UNREACHABLE_ERRORS = frozenset(
-    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES, errno.EPERM}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,41 +48,43 @@ class Outcome:
     sent_ns: int | None
     ended_ns: int
     status: int | None = None
+    connected_ns: int | None = None
+    headers_ns: int | None = None
     first_token_ns: int | None = None
     token_ns: tuple[int, ...] = ()
     output_sha256: str = ""
     output_tokens: int = 0
     prompt_logprobs: tuple[tuple[float, ...], ...] = ()
     received_bytes: int = 0
+    connection: str = ""  # "fresh", or kept alive: "new" or "reused"; "" when none was tried
 
 
 def send_completion(
-    endpoint: str, body: Mapping[str, Any], *, max_tokens: int, limits: RequestLimits, api_key: str
+    endpoint: str,
+    body: Mapping[str, Any],
+    *,
+    max_tokens: int,
+    limits: RequestLimits,
+    api_key: str,
+    idle: IdleConnections | None = None,
 ) -> Outcome:
-    """Send a streamed completions request and read its answer to the end."""
-    with _Exchange(endpoint, limits=limits, api_key=api_key) as exchange:
-        return exchange.run(body, _StreamedAnswer(max_tokens))
+    """Send a streamed completions request and read its answer to the end; without `idle` on a new connection."""
+    with _Exchange(endpoint, limits=limits, api_key=api_key, idle=idle) as exchange:
+        return exchange.run(body, _StreamedAnswer(max_tokens, model=str(body["model"])))
 
 
 def send_canary(
-    endpoint: str, body: Mapping[str, Any], *, prompts: Sequence[Sequence[int]], limits: RequestLimits, api_key: str
+    endpoint: str,
+    body: Mapping[str, Any],
+    *,
+    prompts: Sequence[Sequence[int]],
+    limits: RequestLimits,
+    api_key: str,
+    idle: IdleConnections | None = None,
 ) -> Outcome:
     """Send a completions request that is answered at once, and read the logprobs of its prompts."""
-    with _Exchange(endpoint, limits=limits, api_key=api_key) as exchange:
-        return exchange.run(body, _WholeAnswer(prompts))
-
-
-def connect_result(error: OSError) -> RequestResult:
-    """Say what a failed connect means."""
-    if isinstance(error, ConnectionRefusedError):
-        return RequestResult.REFUSED
-    if isinstance(error, socket.gaierror) or error.errno in UNREACHABLE_ERRORS:
-        return RequestResult.UNREACHABLE
-    if error.errno == errno.ETIMEDOUT:
-        return RequestResult.CONNECT_TIMEOUT
-    if error.errno in (errno.ECONNRESET, errno.ECONNABORTED):
-        return RequestResult.RESET
-    return RequestResult.HARNESS_BUG  # out of files or ports: ours, never blamed on the engine
+    with _Exchange(endpoint, limits=limits, api_key=api_key, idle=idle) as exchange:
+        return exchange.run(body, _WholeAnswer(prompts, model=str(body["model"])))
 
 
 @dataclass(slots=True)
@@ -94,6 +93,7 @@ class _Received:
 
     size_bytes: int = 0
     last_ns: int = 0
+    has_body: bool = False
     is_ended: bool = False
 
 
@@ -113,12 +113,16 @@ class _Response(HTTPSocketResponse):
             raise StreamFault(RequestResult.MALFORMED, f"the answer is longer than {ANSWER_BYTES_MAX:,} bytes")
         super().feed(data)
 
+    def _on_body(self, buf: bytearray) -> None:
+        self._received.has_body = True
+        super()._on_body(buf)
+
 
 class _StreamedAnswer:
     """Reads an event stream, restarting the gap limit at every token."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self._completion = Completion(max_tokens)
+    def __init__(self, max_tokens: int, *, model: str) -> None:
+        self._completion = Completion(max_tokens, model=model)
 
     def read(self, exchange: _Exchange, response: _Response) -> None:
         content_type = str(response.get("content-type", ""))
@@ -150,14 +154,16 @@ class _StreamedAnswer:
 class _WholeAnswer:
     """Reads an answer that comes in one piece and holds the logprobs of the prompts."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], *, model: str) -> None:
         self._prompts = prompts
+        self._model = model
         self._fields: dict[str, Any] = {}
 
     def read(self, exchange: _Exchange, response: _Response) -> None:
         exchange.limit(RequestResult.STALL, exchange.limits.gap_s)
         text = exchange.read_text(response)
         answer = decode_object(text)
+        check_identity(answer, {}, model=self._model)
         try:
             rows = prompt_logprobs_of(answer, self._prompts)
             texts = [str(choice.get("text")) for choice in answer["choices"]]
@@ -182,9 +188,9 @@ class _Expired(Exception):
 
 
 class _Exchange:
-    """One connection with one request on it; always closed, whatever happens."""
+    """One request on one connection, which is closed afterwards unless its answer was whole and it is to be kept."""
 
-    def __init__(self, endpoint: str, *, limits: RequestLimits, api_key: str) -> None:
+    def __init__(self, endpoint: str, *, limits: RequestLimits, api_key: str, idle: IdleConnections | None) -> None:
         self.limits = limits
         self.received = _Received()
         self._address = endpoint_address(endpoint)
@@ -192,8 +198,13 @@ class _Exchange:
         self._total = Deadline.after(limits.total_s)
         self._timer: gevent.Timeout | None = None
         self._limit_result = RequestResult.DEADLINE
+        self._idle = idle
         self._socket: gevent.socket.socket | None = None
+        self._response: _Response | None = None
+        self._connection = ""
+        self._connected_ns: int | None = None
         self._sent_ns: int | None = None
+        self._headers_ns: int | None = None
         self._status: int | None = None
 
     def __enter__(self) -> _Exchange:
@@ -201,7 +212,11 @@ class _Exchange:
 
     def __exit__(self, *_: object) -> None:
         self._end_limit()
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        if self._idle is not None and self._response is not None and not self._response.should_close():
+            self._idle.keep(self._address, self._socket)
+        else:
             self._socket.close()
 
     def limit(self, result: RequestResult, limit_s: float) -> None:
@@ -235,13 +250,13 @@ class _Exchange:
         except StreamFault as fault:
             result, error = fault.result, fault.because
         except _Expired as expired:
-            result, error = self._limit_result, str(expired)
+            result, error = self._expired_result(), str(expired)
         # The library's errors are no OSErrors; what the socket said is their context.
         except HTTPConnectionClosed as closed:
             result = RequestResult.RESET if isinstance(closed.__context__, OSError) else RequestResult.CLOSED
             error = "no byte of an answer"
         except HTTPParseError as bad:
-            result = RequestResult.TRUNCATED if self.received.is_ended else RequestResult.MALFORMED
+            result = RequestResult.TRUNCATED_FRAMING if self.received.is_ended else RequestResult.MALFORMED
             error = str(bad)
         except OSError as lost:
             result = RequestResult.RESET_MID_STREAM if self.received.size_bytes else RequestResult.RESET
@@ -254,11 +269,22 @@ class _Exchange:
             sent_ns=self._sent_ns,
             ended_ns=ended_ns,
             status=self._status,
+            connection=self._connection,
+            connected_ns=self._connected_ns,
+            headers_ns=self._headers_ns,
             received_bytes=self.received.size_bytes,
             **answer.fields(),
         )
 
     def _connect(self) -> None:
+        if self._idle is not None:
+            self._socket = self._idle.take(self._address)
+            self._connection = "new" if self._socket is None else "reused"
+            if self._socket is not None:
+                self._connected_ns = monotonic_ns()
+                return
+        else:
+            self._connection = "fresh"
         self.limit(RequestResult.CONNECT_TIMEOUT, self.limits.connect_s)
         host, port = self._address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -269,6 +295,7 @@ class _Exchange:
             self._socket.connect((host, port))
         except OSError as error:
             raise StreamFault(connect_result(error), f"{type(error).__name__}: {error}") from error
+        self._connected_ns = monotonic_ns()
 
     def _send(self, body: Mapping[str, Any]) -> _Response:
         assert self._socket is not None
@@ -276,7 +303,8 @@ class _Exchange:
         host, port = self._address
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {f'[{host}]' if ':' in host else host}:{port}\r\n"
-            "Content-Type: application/json\r\nAccept: text/event-stream, application/json\r\nConnection: close\r\n"
+            "Content-Type: application/json\r\nAccept: text/event-stream, application/json\r\n"
+            f"Connection: {'close' if self._idle is None else 'keep-alive'}\r\n"
             f"Authorization: Bearer {self._api_key}\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         self.limit(RequestResult.FIRST_TOKEN_TIMEOUT, self.limits.first_token_s)
@@ -287,7 +315,9 @@ class _Exchange:
         except OSError as error:
             refused = error  # an answer may still be there: a server may refuse before it has read everything
         try:
-            return _Response(self._socket, self.received)
+            self._response = _Response(self._socket, self.received)
+            self._headers_ns = self.received.last_ns
+            return self._response
         except (OSError, HTTPParseError):
             if refused is not None:
                 raise refused from None
@@ -316,6 +346,13 @@ class _Exchange:
                 answer.drain(response)
         except (_Expired, OSError, HTTPParseError, StreamFault):
             return  # the answer was whole; how the connection ends changes nothing
+
+    def _expired_result(self) -> RequestResult:
+        """Return the class of the limit that passed; with a header but no token it is another kind of silence."""
+        is_silent = self._limit_result is RequestResult.FIRST_TOKEN_TIMEOUT and self._headers_ns is not None
+        if is_silent or (self._limit_result is RequestResult.STALL and not self.received.has_body):
+            return RequestResult.HEADERS_THEN_SILENCE
+        return self._limit_result
 
     def _end_limit(self) -> None:
         if self._timer is not None:

@@ -16,6 +16,7 @@ from harness.observe.history import RequestResult
 
 END_MARK = "[DONE]"
 KNOWN_FIELDS = frozenset({"data", "event", "id", "retry"})
+IDENTITY = ("id", "model", "system_fingerprint")
 
 
 def completion_body(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -95,18 +96,22 @@ class Completion:
     """What a streamed answer has said so far.
 
     A token event is one with token ids or text; role, usage and ping events are not. Several tokens may share
-    an event, so the number of tokens is the server's usage where it is given.
+    an event, so the number of tokens is the server's usage where it is given. An answer names its server (`id`, `model`,
+    `system_fingerprint`): what changes within one stream came from two of them.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, model: str = "") -> None:
         self.max_tokens = max_tokens
         self.token_ns: list[int] = []
         self.is_done = False
+        self._model = model
         self._decoder = EventDecoder()
         self._digest = hashlib.sha256()
+        self._identity: dict[str, Any] = {}
         self._first_choice_ns: int | None = None
         self._finish_reason: str | None = None
         self._usage_tokens: int | None = None
+        self._ids: int | None = None  # token ids seen; None where the server gives none
 
     @property
     def first_token_ns(self) -> int | None:
@@ -116,7 +121,9 @@ class Completion:
     @property
     def output_tokens(self) -> int:
         """Return the number of tokens answered, by the server's count if it gave one."""
-        return len(self.token_ns) if self._usage_tokens is None else self._usage_tokens
+        if self._usage_tokens is not None:
+            return self._usage_tokens
+        return len(self.token_ns) if self._ids is None else self._ids
 
     @property
     def output_sha256(self) -> str:
@@ -137,23 +144,34 @@ class Completion:
         return len(self.token_ns) > before
 
     def check_end(self) -> None:
-        """Check that the answer was whole.
+        """Check that the answer was whole, and that it can be what was asked for.
 
-        Raises: StreamFault (truncated) saying what is missing.
+        Raises: StreamFault (truncated in its protocol, wrong content) saying what is missing.
         """
+        asked, counted, ids = self.max_tokens, self.output_tokens, self._ids
+        by = "token events, no usage given" if self._usage_tokens is None and ids is None else "tokens"
+        result = RequestResult.TRUNCATED_PROTOCOL
         if not self.is_done:
-            because = f'the stream ended without "{END_MARK}" after {self.output_tokens} of {self.max_tokens} tokens'
+            because = f'the stream ended without "{END_MARK}" after {counted} of {asked} tokens'
         elif self._finish_reason is None:
-            because = f"no finish_reason after {self.output_tokens} of {self.max_tokens} tokens"
-        elif self.output_tokens != self.max_tokens:
-            counted = "token events, no usage given" if self._usage_tokens is None else "tokens"
-            because = f"{self.output_tokens} {counted}, {self.max_tokens} were asked for"
+            because = f"no finish_reason after {counted} of {asked} tokens"
+        elif counted < asked:
+            because = f"{counted} {by}, {asked} were asked for"
         else:
-            return
-        raise StreamFault(RequestResult.TRUNCATED, because)
+            result = RequestResult.WRONG_CONTENT
+            if counted > asked:
+                because = f"{counted} {by}, {asked} were asked for"
+            elif ids is not None and ids != counted:
+                because = f"{ids} token ids, but the server counts {counted} tokens"
+            elif not self.token_ns:
+                because = f"neither text nor token ids in an answer that the server counts as {counted} tokens"
+            else:
+                return
+        raise StreamFault(result, because)
 
     def _take(self, data: str, at_ns: int) -> None:
         message = decode_object(data)
+        check_identity(message, self._identity, model=self._model)
         try:
             usage = message.get("usage")
             if usage is not None:
@@ -161,7 +179,10 @@ class Completion:
             for choice in message["choices"]:
                 if self._first_choice_ns is None:
                     self._first_choice_ns = at_ns
-                content = "".join(f"{int(token)} " for token in choice.get("token_ids") or ()) or choice.get("text")
+                ids = choice.get("token_ids")
+                if ids is not None:
+                    self._ids = len(ids) + (self._ids or 0)
+                content = "".join(f"{int(token)} " for token in ids or ()) or choice.get("text")
                 if content:
                     self.token_ns.append(at_ns)
                     self._digest.update(content.encode("utf-8", "surrogatepass"))
@@ -170,6 +191,24 @@ class Completion:
             because = f"not a completion event ({type(error).__name__}: {error}): {data}"
             raise StreamFault(RequestResult.MALFORMED, because) from error
         check_finish_reason(self._finish_reason)
+
+
+def check_identity(message: Mapping[str, Any], seen: dict[str, Any], *, model: str) -> None:
+    """Check that an answer comes from the model asked, and from the same server as what was `seen` of it before.
+
+    A server that does not name itself is believed. `seen` is updated.
+    Raises: StreamFault (wrong model, mixed version).
+    """
+    for name in IDENTITY:
+        value = message.get(name)
+        if value is None or value == seen.get(name):
+            continue
+        if name in seen:
+            because = f'"{name}" was "{seen[name]}" and is "{value}" in the same answer'
+            raise StreamFault(RequestResult.MIXED_VERSION, because)
+        if name == "model" and model and value != model:
+            raise StreamFault(RequestResult.WRONG_MODEL, f'model "{model}" was asked, "{value}" answered')
+        seen[name] = value
 
 
 def decode_object(data: str) -> Mapping[str, Any]:

@@ -22,12 +22,14 @@ Incarnation = str  # one start of an engine: "old-1", "new-2"; never reused with
 
 
 class RequestResult(StrEnum):
-    """How a request ended; exactly one per arrival."""
+    """How a request ended; exactly one per arrival. `status` of the request keeps the code of 4xx and 5xx."""
 
     OK = "ok"
     DROPPED = "dropped"  # our own in-flight limit: never blamed on the engine
+    LATE = "late"  # our own loader was too far behind the plan to send it
     HARNESS_BUG = "harness_bug"  # an unexpected exception of our own
     NO_ENDPOINT = "no_endpoint"  # nothing was ready: what a service without endpoints answers
+    DNS = "dns"  # the name of the host was not found
     UNREACHABLE = "unreachable"
     REFUSED = "refused"
     CONNECT_TIMEOUT = "connect_timeout"
@@ -35,17 +37,23 @@ class RequestResult(StrEnum):
     CLOSED = "closed"  # likewise, but an orderly end
     HTTP_4XX = "http_4xx"
     HTTP_5XX = "http_5xx"
-    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a token of text
-    STALL = "stall"
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105 - a token of text; not even the header came
+    HEADERS_THEN_SILENCE = "headers_then_silence"
+    STALL = "stall"  # between tokens
     DEADLINE = "deadline"
     RESET_MID_STREAM = "reset_mid_stream"
-    TRUNCATED = "truncated"  # the stream ended without its end mark or without the asked number of tokens
+    TRUNCATED_FRAMING = "truncated_framing"  # the connection ended inside the header or the body
+    TRUNCATED_PROTOCOL = "truncated_protocol"  # an orderly end without end mark, finish reason or all tokens
+    TRUNCATED = "truncated"  # one of the two above, in runs of version 0.1
     INBAND_ERROR = "inband_error"
     ABORTED = "aborted"
     MALFORMED = "malformed"
+    WRONG_MODEL = "wrong_model"  # the answer names another model than was asked
+    WRONG_CONTENT = "wrong_content"  # a whole answer that cannot be right
+    MIXED_VERSION = "mixed_version"  # what answered changed within one stream
 
 
-OURS = frozenset({RequestResult.DROPPED, RequestResult.HARNESS_BUG})
+OURS = frozenset({RequestResult.DROPPED, RequestResult.LATE, RequestResult.HARNESS_BUG})
 
 
 class EventKind(StrEnum):
@@ -53,8 +61,9 @@ class EventKind(StrEnum):
 
     SCENARIO_STARTED = "scenario_started"  # scenario, mode
     PHASE_ENDED = "phase_ended"  # phase, took_s: the harness's own time
-    LOAD_STARTED = "load_started"  # plan_sha256, arrivals, rate_rps, seed
-    LOAD_ENDED = "load_ended"  # planned, recorded, dropped, lag_ms_p50, lag_ms_p99, lag_ms_max, exit_code
+    LOAD_STARTED = "load_started"  # plan_sha256, schedule_sha256, rate_rps, seed, loaders
+    LOAD_HEARTBEAT = "load_heartbeat"  # once per second and loader: the fields of `load.driver.Heartbeat`
+    LOAD_ENDED = "load_ended"  # the fields of `load.driver.LoadReport`
     PUBLISH_STARTED = "publish_started"  # version, how
     PUBLISH_ENDED = "publish_ended"  # version, how, weights_id
     FAULT_INJECTED = "fault_injected"  # fault, fault_id, proved, before, after, because
@@ -96,10 +105,15 @@ class Request:
     id: str
     kind: str  # "load" or "canary"
     planned_ns: int
+    dispatched_ns: int | None = None  # when the loader took it up
+    connected_ns: int | None = None
     sent_ns: int | None
+    headers_ns: int | None = None
     first_token_ns: int | None
     token_ns: tuple[int, ...] = ()
     ended_ns: int
+    connection: str = ""  # "fresh", or kept alive: "new" or "reused"; "" when none was tried
+    loader: int = 0
     endpoint: str
     incarnation: Incarnation  # "" when nothing was admitted
     result: RequestResult
@@ -121,6 +135,13 @@ class Request:
     def is_ours(self) -> bool:
         """Say whether the failure is the harness's own and not the engine's."""
         return self.result in OURS
+
+    @property
+    def ended_as(self) -> RequestResult:
+        """Return the class of this arrival: an answer that neither checkpoint would give is wrong content."""
+        if self.result is RequestResult.OK and self.answer is Answer.NEITHER:
+            return RequestResult.WRONG_CONTENT
+        return self.result
 
     @property
     def first_token_s(self) -> float | None:

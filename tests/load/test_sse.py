@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.load.sse import Completion, EventDecoder, StreamFault
+from harness.load.sse import IDENTITY, Completion, EventDecoder, StreamFault, check_identity
 from harness.observe.history import RequestResult
 
 
@@ -68,7 +68,7 @@ def test_any_rechunking_gives_the_same_result(parts: list[bytes], cuts: list[int
 def test_no_bytes_make_it_fall_over(stream: bytes) -> None:
     result, *_ = run([stream])
 
-    assert result in (RequestResult.MALFORMED, RequestResult.TRUNCATED)
+    assert result in (RequestResult.MALFORMED, RequestResult.TRUNCATED_PROTOCOL)
 
 
 def test_a_whole_answer_is_ok() -> None:
@@ -81,9 +81,17 @@ def test_a_whole_answer_is_ok() -> None:
 @pytest.mark.parametrize(
     ("chunks", "result", "because"),
     [
-        ([token("a"), token("b", "length"), USAGE], RequestResult.TRUNCATED, "without .*DONE.* after 2 of 2 tokens"),
-        ([token("a"), token("b"), USAGE, DONE], RequestResult.TRUNCATED, "no finish_reason"),
-        ([token("a", "length"), DONE], RequestResult.TRUNCATED, "1 token events, no usage given, 2 were asked"),
+        (
+            [token("a"), token("b", "length"), USAGE],
+            RequestResult.TRUNCATED_PROTOCOL,
+            "without .*DONE.* after 2 of 2 tokens",
+        ),
+        ([token("a"), token("b"), USAGE, DONE], RequestResult.TRUNCATED_PROTOCOL, "no finish_reason"),
+        (
+            [token("a", "length"), DONE],
+            RequestResult.TRUNCATED_PROTOCOL,
+            "1 token events, no usage given, 2 were asked",
+        ),
         ([token("a"), token("", "error")], RequestResult.INBAND_ERROR, "finish_reason"),
         ([b'data: {"error": {"message": "died"}}\n\n', DONE], RequestResult.INBAND_ERROR, "died"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], RequestResult.MALFORMED, "not JSON"),
@@ -123,13 +131,44 @@ def test_token_ids_count_where_the_text_is_held_back() -> None:
     assert one_by_one.output_sha256 != ""
 
 
-def test_tokens_that_print_as_nothing_still_began() -> None:
+def test_tokens_that_print_as_nothing_still_began_but_are_no_content() -> None:
     completion = Completion(2)
     completion.feed(token("") + token("", "length") + USAGE + DONE, 7)
-    completion.check_end()
+    with pytest.raises(StreamFault, match="neither text nor token ids"):
+        completion.check_end()
 
     assert completion.first_token_ns == 7
     assert completion.output_sha256 == ""
+
+
+def test_token_ids_and_usage_must_agree() -> None:
+    completion = with_ids([7], [8], [9])
+    completion.feed(token("", "length") + USAGE + DONE, 9)
+    completion.max_tokens = 2
+    with pytest.raises(StreamFault, match="3 token ids, but the server counts 2 tokens") as caught:
+        completion.check_end()
+
+    assert caught.value.result is RequestResult.WRONG_CONTENT
+
+
+@pytest.mark.parametrize("name", IDENTITY)
+def test_what_answers_must_not_change_within_a_stream(name: str) -> None:
+    seen: dict[str, object] = {}
+    check_identity({name: "a"}, seen, model="")
+    check_identity({}, seen, model="")
+    check_identity({name: None}, seen, model="")
+    check_identity({name: "a"}, seen, model="")
+    with pytest.raises(StreamFault, match=f'"{name}" was "a" and is "b"') as caught:
+        check_identity({name: "b"}, seen, model="")
+
+    assert caught.value.result is RequestResult.MIXED_VERSION
+
+
+def test_another_model_than_asked_is_named() -> None:
+    with pytest.raises(StreamFault, match='model "m" was asked, "other" answered') as caught:
+        check_identity({"model": "other"}, {}, model="m")
+
+    assert caught.value.result is RequestResult.WRONG_MODEL
 
 
 def test_after_the_end_mark_nothing_counts() -> None:
