@@ -12,7 +12,7 @@ from harness.faults.fault import Acting, CacheFault, Damage, Fault, Injected, La
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.launch import launch_argument, launch_dtype, launch_environment
 from harness.faults.mixtures import new_config_old_weights, old_config_new_weights, stale_index
-from harness.faults.publish import nested_move, overwrite_in_place, slow_sync
+from harness.faults.publish import nested_move, overwrite_in_place, rsync_in_place, slow_sync
 from harness.faults.tensors import (
     drop_tensor,
     narrow_tensor,
@@ -41,6 +41,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "overwrite_in_place": overwrite_in_place,
     "pointer_file": pointer_file,
     "relayout_tensor": relayout_tensor,
+    "rsync_in_place": rsync_in_place,
     "slow_sync": slow_sync,
     "stale_index": stale_index,
     "stale_weight_cache": stale_weight_cache,
@@ -79,6 +80,7 @@ __all__ = [
     "overwrite_in_place",
     "pointer_file",
     "relayout_tensor",
+    "rsync_in_place",
     "slow_sync",
     "stale_index",
     "stale_weight_cache",

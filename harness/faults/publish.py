@@ -1,7 +1,7 @@
-"""Wrong ways to publish a checkpoint: a sync that is still running, a move that nests, files written over in place.
+"""Wrong ways to publish a checkpoint: a sync that still runs, a move that nests, files or blocks written over in place.
 
 Source: incident write-up (service started before the files were synced; `mv new live`); taxonomy rows D17, D18, D19.
-Nothing here outlives the process: the slow copy is a daemon thread.
+Nothing here outlives the process: a slow copy is a daemon thread.
 """
 
 from __future__ import annotations
@@ -163,6 +163,38 @@ class OverwriteInPlace:
         return Finished(prove(), prove)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RsyncInPlace:
+    """Changed blocks written into the live files while an engine may map them, as `rsync --inplace` does."""
+
+    name: ClassVar[str] = "rsync_in_place"
+    fault_id: ClassVar[str] = "D18"
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        if not self.duration_s > 0:
+            raise ScenarioInvalid(f"rsync_in_place: duration_s must be above 0, got {self.duration_s}")
+
+    def parameters(self) -> Mapping[str, Any]:
+        return parameters_of(self)
+
+    def start(self, source: Path, live: Path, *, random: Random) -> Acting:
+        files = _publishable(source, live)
+        weights = [name for name in files if name.endswith(".safetensors")]
+        if not weights:
+            raise FaultNotApplicable(f'no safetensors file in "{source}" to write block by block')
+        for name in files:
+            if name not in weights:
+                shutil.copyfile(source / name, live / name)
+        total = sum((source / name).stat().st_size for name in weights)
+        rate = total / self.duration_s
+        copy = SlowCopy(
+            fault=self, source=source, live=live, slow=weights, afterwards=[], rate_bytes_per_s=rate, in_place=True
+        )
+        copy.start()
+        return copy
+
+
 def _publishable(source: Path, live: Path) -> list[str]:
     """Return the names of the files to publish, when `live` is a real directory of files that nobody shares.
 
@@ -213,3 +245,13 @@ def nested_move() -> NestedMove:
 def overwrite_in_place() -> OverwriteInPlace:
     """Publish by writing the new files over the live ones. Source: taxonomy row D18."""
     return OverwriteInPlace()
+
+
+def rsync_in_place(*, duration_s: float = 60.0) -> RsyncInPlace:
+    """Publish by writing the blocks that differ into the live files, over `duration_s`, as `rsync --inplace` does.
+
+    Headers are right from the first block on, so old and new tensors lie behind one header; whoever has a file mapped sees
+    it change. Config and tokenizer are new at once. At least one block is written when `start` returns. Source: taxonomy
+    row D18.
+    """
+    return RsyncInPlace(duration_s=duration_s)

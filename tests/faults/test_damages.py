@@ -175,6 +175,7 @@ def test_every_damage_of_the_module_is_among_the_cases() -> None:
         "launch_environment",
         "nested_move",
         "overwrite_in_place",
+        "rsync_in_place",
         "slow_sync",
         "stale_weight_cache",
     }

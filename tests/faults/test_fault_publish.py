@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import subprocess
@@ -17,11 +18,17 @@ from harness.checkpoint.copy import private_copy
 from harness.checkpoint.digest import weights_id
 from harness.checkpoint.manifest import read_shard
 from harness.clock import now_ns, poll_until, seconds_between
-from harness.errors import CheckpointDefect, FaultNotApplicable
+from harness.errors import CheckpointDefect, FaultNotApplicable, ScenarioInvalid
 from harness.faults import FAULTS, PublishFault, slow_copy
+from harness.guards.durable import exchange
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-PUBLISH_FAULTS = [faults.slow_sync(duration_s=600.0), faults.nested_move(), faults.overwrite_in_place()]
+PUBLISH_FAULTS = [
+    faults.slow_sync(duration_s=600.0),
+    faults.nested_move(),
+    faults.overwrite_in_place(),
+    faults.rsync_in_place(duration_s=20.0),
+]
 every_fault = pytest.mark.parametrize("fault", PUBLISH_FAULTS, ids=lambda fault: fault.name)
 
 
@@ -52,6 +59,19 @@ def test_publish_fault_is_proved_and_leaves_the_source_and_the_old_checkpoint(
     assert (tree(pair.new), tree(pair.old)) == before
     assert sorted(path.name for path in live.parent.iterdir()) == ["live"]
     assert not slow_threads()
+
+
+@every_fault
+def test_publish_fault_is_undone_by_an_exchange_and_the_proof_of_that_is_the_disk(
+    fault: PublishFault, pair: Pair, live: Path, tmp_path: Path
+) -> None:
+    acting = start(fault, pair.new, live)
+    acting.finish(limit_s=0)
+
+    exchange(private_copy(pair.new, live.parent / "repaired"), live)
+
+    assert contents(live) == contents(pair.new)
+    assert weights_id(live) == weights_id(pair.new)
 
 
 @every_fault
@@ -291,3 +311,105 @@ def test_overwrite_by_rename_is_not_proved(pair: Pair, live: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "copyfile", renamed)
 
     assert not start(faults.overwrite_in_place(), pair.new, live).injected.proved
+
+
+# rsync in place
+
+
+def test_rsync_in_place_leaves_a_mixture_behind_a_good_header_in_the_same_file(single: Pair, tmp_path: Path) -> None:
+    live = private_copy(single.old, tmp_path / "live")
+    (weights,) = live.glob("*.safetensors")
+    inode = weights.stat().st_ino
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        acting = start(faults.rsync_in_place(duration_s=20.0), single.new, live)
+        acting.finish(limit_s=0)
+        new, old = (single.new / weights.name).read_bytes(), (single.old / weights.name).read_bytes()
+        assert mapped[:] == weights.read_bytes(), "whoever maps it sees it change"
+    found = weights.read_bytes()
+    assert weights.stat().st_ino == inode
+    assert found not in (new, old)
+    assert set(read_shard(weights).tensors) == set(read_shard(single.new / weights.name).tensors)
+    border = next(at for at in range(len(found), 0, -1) if found[at - 1] != old[at - 1])
+    assert found == new[:border] + old[border:]
+
+
+def test_rsync_in_place_writes_only_the_blocks_that_differ(
+    single: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = private_copy(single.new, tmp_path / "live")
+    (weights,) = live.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    written: list[int] = []
+    real = os.pwrite
+
+    def pwrite(descriptor: int, block: bytes, begin: int) -> int:
+        written.append(begin)
+        return real(descriptor, block, begin)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    start(faults.rsync_in_place(duration_s=0.3), single.new, live).finish(limit_s=30.0)
+
+    assert contents(live) == contents(single.new)
+    assert len(written) == 1
+    assert written[0] > 0
+
+
+def test_rsync_in_place_ends_with_the_whole_new_checkpoint_and_then_is_no_longer_proved(pair: Pair, live: Path) -> None:
+    (live / FIRST).write_bytes((live / FIRST).read_bytes() + b"a longer file before")
+    acting = start(faults.rsync_in_place(duration_s=0.3), pair.new, live)
+
+    acting.finish(limit_s=30.0)
+
+    assert contents(live) == contents(pair.new)
+    assert not acting.state().proved
+    assert "ended" in acting.state().because
+
+
+def test_rsync_in_place_with_the_same_bytes_is_not_proved(pair: Pair, tmp_path: Path) -> None:
+    live = private_copy(pair.new, tmp_path / "same")
+    acting = start(faults.rsync_in_place(duration_s=0.2), pair.new, live)
+
+    assert not acting.injected.proved
+    assert "no new blocks in old files" in acting.injected.because
+
+
+def test_rsync_in_place_into_other_files_is_not_proved(pair: Pair, live: Path) -> None:
+    """What `rsync` does without --inplace: the file is replaced, and who has it mapped keeps the old one."""
+    acting = start(faults.rsync_in_place(duration_s=20.0), pair.new, live)
+    try:
+        assert acting.state().proved, acting.state().because
+        shutil.copy(live / SECOND, live / "aside")
+        (live / "aside").rename(live / SECOND)
+        state = acting.state()
+    finally:
+        acting.finish(limit_s=0)
+    assert state.after["is_running"]
+    assert not state.proved
+    assert "1 under another inode" in state.because
+
+
+def test_rsync_in_place_that_wrote_nothing_is_not_proved(
+    pair: Pair, live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, block, begin: len(block))
+    acting = start(faults.rsync_in_place(duration_s=20.0), pair.new, live)
+    acting.finish(limit_s=0)
+
+    assert not acting.injected.proved
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0])
+def test_rsync_in_place_takes_some_time(duration_s: float) -> None:
+    with pytest.raises(ScenarioInvalid, match="must be above 0"):
+        faults.rsync_in_place(duration_s=duration_s)
+
+
+def test_rsync_in_place_without_weights_is_refused(live: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+
+    with pytest.raises(FaultNotApplicable, match="no safetensors file"):
+        start(faults.rsync_in_place(), source, live)
