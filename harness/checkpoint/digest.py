@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from harness.checkpoint.defect import Defect
+from blake3 import blake3
+
+from harness.checkpoint.hashing import Part, hash_parts
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.shard import Shard, open_regular
 from harness.checkpoint.survey import Checkpoint, survey
 from harness.errors import CheckpointDefect
 
-BLOCK_BYTES = 1024 * 1024
-DIGEST_BYTES = 16
 SERVED_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -45,9 +45,9 @@ def weights_id(path: Path) -> str:
             raise defect
     described: dict[str, bytes] = {}
     for shard in found.shards:
-        digests = _tensor_digests(path / shard.name, shard)
+        digests = tensor_digests(path / shard.name, shard)
         described |= {tensor.name: _described(tensor, digests[tensor.name]) for tensor in shard.tensors}
-    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    whole = blake3()
     for name in sorted(described):
         whole.update(described[name])
     return f"w-{whole.hexdigest()[:16]}"
@@ -58,7 +58,7 @@ def checkpoint_id(path: Path) -> str:
 
     Raises: CheckpointDefect when a file cannot be read.
     """
-    whole = hashlib.blake2b(weights_id(path).encode(), digest_size=DIGEST_BYTES)
+    whole = blake3(weights_id(path).encode())
     for name in SERVED_FILES:
         if os.path.lexists(path / name):
             with os.fdopen(open_regular(path / name), "rb") as file:
@@ -77,40 +77,37 @@ def _stops_reading(found: Checkpoint, defect: CheckpointDefect) -> bool:
 
 def _files_to_load(found: Checkpoint) -> set[str]:
     loaded = {shard.name for shard in found.shards}
-    listed = {entry.name for entry in os.scandir(found.path) if entry.name.endswith(".safetensors")}
+    is_consolidated = any(name.startswith("consolidated") for name in loaded)  # then the other family is never read
+    listed = {
+        entry.name
+        for entry in os.scandir(found.path)
+        if entry.name.endswith(".safetensors") and (entry.name.startswith("consolidated") or not is_consolidated)
+    }
     if found.index is not None:
         listed &= set(found.index.weight_map.values())
     return listed - loaded
 
 
-def _tensor_digests(path: Path, shard: Shard) -> dict[str, bytes]:
+def tensor_digests(path: Path, shard: Shard) -> Mapping[str, bytes]:
+    """Return the 32-byte digest of every tensor of a safetensors file, read once per process and file.
+
+    Raises: CheckpointDefect when the file cannot be read.
+    """
+    key = _key(path)
+    if key not in _digests:
+        start = shard.data_start_byte
+        parts = [Part(path, start + one.begin_byte, start + one.end_byte, one.name) for one in shard.tensors]
+        _digests[key] = dict(zip((tensor.name for tensor in shard.tensors), hash_parts(parts), strict=True))
+    return _digests[key]
+
+
+def _key(path: Path) -> tuple[int, int, int, int]:
     descriptor = open_regular(path)
     try:
         status = os.fstat(descriptor)
-        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in _digests:
-            _digests[key] = {tensor.name: _digest(descriptor, shard, tensor, path) for tensor in shard.tensors}
-        return _digests[key]
     finally:
         os.close(descriptor)
-
-
-def _digest(descriptor: int, shard: Shard, tensor: Tensor, path: Path) -> bytes:
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    position, end = shard.data_start_byte + tensor.begin_byte, shard.data_start_byte + tensor.end_byte
-    while position < end:
-        try:
-            block = os.pread(descriptor, min(BLOCK_BYTES, end - position), position)
-        except OSError as error:
-            raise CheckpointDefect(Defect.UNREADABLE_FILE, str(error), path=path, tensor=tensor.name) from error
-        if not block:
-            what = "the file became shorter while it was read"
-            raise CheckpointDefect(
-                Defect.DATA_SECTION_SHORT, what, path=path, tensor=tensor.name, offset_bytes=position
-            )
-        state.update(block)
-        position += len(block)
-    return state.digest()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _described(tensor: Tensor, digest: bytes) -> bytes:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from harness.checkpoint.defect import Defect
+from harness.checkpoint.json_reader import MAX_UNSIGNED, JsonReader
 from harness.errors import CheckpointDefect
 
 LENGTH_BYTES = 8  # a little-endian header length begins the file
-MAX_DEPTH = 127  # how deep the library lets JSON nest
-MAX_UNSIGNED = 2**64 - 1
+FIELDS = ("dtype", "shape", "data_offsets")
+FIELD_LIMIT_CHARACTERS = 64 * 1024  # of the text of one field: thousands of dimensions
+NUMBER = r"(?:0|[1-9][0-9]{0,18}+)"
+USUAL_ENTRY = re.compile(
+    rf'[ ]?\{{"dtype":[ ]?"(\w++)",[ ]?"shape":[ ]?\[((?:{NUMBER}(?:,[ ]?{NUMBER}){{0,15}}+)?)\],'
+    rf'[ ]?"data_offsets":[ ]?\[({NUMBER}),[ ]?({NUMBER})\]\}}'
+)
 
 BITS_OF_DTYPE = {
     "BOOL": 8,
@@ -59,114 +65,100 @@ class Tensor:
         return self.end_byte - self.begin_byte
 
 
-def parse_header(raw: bytes, *, path: Path) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+def parse_header(text: str, *, path: Path, data_start_byte: int) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Read the JSON header of the shard at `path`: the tensors in offset order, and names that occur twice.
 
+    Takes a few times the text's size in memory, whatever the text is.
     Raises: CheckpointDefect for the first rule broken.
     """
-    header = _decode(raw, path)
+    try:
+        tensors, repeated = _read(JsonReader(text), path)
+    except ValueError as error:
+        what = f"the header is not valid JSON: {str(error)[:200]}"
+        raise CheckpointDefect(Defect.HEADER_NOT_JSON, what, path=path) from None
+    ordered = _in_order(tensors)
+    _check_layout(ordered, path, data_start_byte=data_start_byte)
+    return ordered, repeated
+
+
+def _read(reader: JsonReader, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors by name, in the header's order; entries as every writer makes them are read in one step."""
     tensors: dict[str, Tensor] = {}
     repeated: list[str] = []
     metadata_seen = False
-    for name, value in header:
+    for name in reader.members():
         if name == "__metadata__":
-            _check_metadata(value, path, again=metadata_seen)
+            _check_metadata(reader, path, again=metadata_seen)
             metadata_seen = True
             continue
         if name in tensors:
             repeated.append(name)
-        tensors[name] = _tensor(name, value, path)
-    ordered = tuple(sorted(tensors.values(), key=lambda tensor: (tensor.begin_byte, tensor.end_byte)))
-    _check_layout(ordered, path, data_start_byte=LENGTH_BYTES + len(raw))
-    return ordered, tuple(repeated)
+        tensors[name] = _usual_tensor(name, reader, path) or _tensor(name, reader, path)
+    reader.end()
+    return tensors, tuple(repeated)
 
 
-def _decode(raw: bytes, path: Path) -> Any:
-    """Return the header as a tuple of pairs: JSON objects become tuples here, so that a repeated name stays visible."""
-
-    def refuse_constant(text: str) -> float:
-        raise ValueError(f"{text} is not JSON")
-
-    try:
-        text = raw.decode("utf-8")
-        header = json.loads(
-            text,
-            object_pairs_hook=tuple,
-            parse_constant=refuse_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-        _check_text_and_depth(header, "\\u" in text)
-    except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointDefect(
-            Defect.HEADER_NOT_JSON, f"the header is not valid JSON: {what[:200]}", path=path
-        ) from None
-    if not isinstance(header, tuple):
-        raise CheckpointDefect(Defect.HEADER_NOT_JSON, "the header is not a JSON object", path=path)
-    return header
+def _usual_tensor(name: str, reader: JsonReader, path: Path) -> Tensor | None:
+    match = USUAL_ENTRY.match(reader.text, reader.position)
+    if match is None or match[1] not in BITS_OF_DTYPE:
+        return None
+    reader.position = match.end()
+    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
+    return Tensor(name, intern(match[1]), shape, path.name, int(match[3]), int(match[4]))
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError("number out of range")
-    return value
+def _in_order(tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors by offset; most headers list them so, and sorting a million takes memory."""
+    listed = tuple(tensors.values())
+    if all(one.end_byte <= other.begin_byte for one, other in pairwise(listed)):
+        return listed
+    return tuple(sorted(listed, key=lambda tensor: (tensor.begin_byte, tensor.end_byte)))
 
 
-def _integer(text: str) -> int | float:
-    value = -0.0 if text == "-0" else int(text)
-    return value if -(2**63) <= value <= MAX_UNSIGNED else _finite(text)
+def _check_metadata(reader: JsonReader, path: Path, *, again: bool) -> None:
+    def refuse(what: str) -> CheckpointDefect:
+        return CheckpointDefect(Defect.METADATA_INVALID, what, path=path)
 
-
-def _check_text_and_depth(header: Any, escapes: bool) -> None:
-    """Refuse what Python's JSON reader lets through and the library does not: lone surrogates, deep nesting."""
-    level: Iterable[Any] = (header,)
-    for _ in range(MAX_DEPTH + 1):
-        inner = []
-        for value in level:
-            if isinstance(value, (tuple, list)):
-                inner.append(value)
-            elif escapes and isinstance(value, str):
-                value.encode("utf-8")  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
-        if not inner:
-            return
-        level = [
-            item for value in inner for member in value for item in (member if isinstance(value, tuple) else (member,))
-        ]
-    raise RecursionError
-
-
-def _check_metadata(value: Any, path: Path, *, again: bool) -> None:
     if again:
-        raise CheckpointDefect(Defect.METADATA_INVALID, '"__metadata__" occurs twice', path=path)
-    if value is None:
-        return
-    if not isinstance(value, tuple) or not all(isinstance(item, str) for _, item in value):
-        raise CheckpointDefect(
-            Defect.METADATA_INVALID, '"__metadata__" is not an object that maps text to text', path=path
-        )
+        raise refuse('"__metadata__" occurs twice')
+    kind = reader.peek()
+    if kind == "{":
+        for _ in reader.members():
+            if reader.peek() != '"':
+                raise refuse('"__metadata__" is not an object that maps text to text')
+            reader.string()
+    elif kind == "n":
+        reader.skip()
+    else:
+        raise refuse('"__metadata__" is not an object that maps text to text')
 
 
-def _tensor(name: str, value: Any, path: Path) -> Tensor:
+def _tensor(name: str, reader: JsonReader, path: Path) -> Tensor:
     def refuse(what: str) -> CheckpointDefect:
         return CheckpointDefect(Defect.TENSOR_INFO_INVALID, what, path=path, tensor=name)
 
-    known = ("dtype", "shape", "data_offsets")
-    if isinstance(value, list) and len(value) == len(known):
-        fields = dict(zip(known, value, strict=True))  # the library also reads the fields as a list
-    elif isinstance(value, tuple):
-        fields = {}
-        for key, item in value:
-            if key in known and key in fields:
+    fields: dict[str, Any] = {}
+    kind = reader.peek()
+    if kind == "{":
+        for key in reader.members():
+            if key not in FIELDS:
+                reader.skip()
+            elif key in fields:
                 raise refuse(f'"{key}" occurs twice')
-            fields[key] = item
+            else:
+                fields[key] = reader.value(limit_characters=FIELD_LIMIT_CHARACTERS)
+    elif kind == "[":
+        for number in reader.items():  # the library also reads the fields as a list
+            if number == len(FIELDS):
+                raise refuse("the entry is not an object")
+            fields[FIELDS[number]] = reader.value(limit_characters=FIELD_LIMIT_CHARACTERS)
     else:
+        reader.skip()
         raise refuse("the entry is not an object")
-    absent = [key for key in known if key not in fields]
+    absent = [key for key in FIELDS if key not in fields]
     if absent:
         raise refuse(f'"{absent[0]}" is absent')
-    dtype, shape, offsets = (fields[key] for key in known)
+    dtype, shape, offsets = (fields[key] for key in FIELDS)
     if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] in (None, ()):
         dtype = dtype[0][0]  # the library also reads {"BF16": null}
     if not isinstance(dtype, str) or dtype not in BITS_OF_DTYPE:

@@ -75,9 +75,8 @@ def _read_open_shard(descriptor: int, size: int, path: Path) -> Shard:
     if LENGTH_BYTES + length > size:
         what = f"the header should take {length:,} bytes, the file holds {size - LENGTH_BYTES:,} after its length"
         raise CheckpointDefect(Defect.HEADER_TRUNCATED, what, path=path, offset_bytes=size)
-    raw = os.pread(descriptor, length, LENGTH_BYTES)
-    tensors, repeated = parse_header(raw, path=path)
     data_start = LENGTH_BYTES + length
+    tensors, repeated = parse_header(_header_text(descriptor, length, path), path=path, data_start_byte=data_start)
     expected = data_start + (tensors[-1].end_byte if tensors else 0)
     if size != expected:
         reason = Defect.DATA_SECTION_SHORT if size < expected else Defect.DATA_SECTION_LONG
@@ -85,3 +84,11 @@ def _read_open_shard(descriptor: int, size: int, path: Path) -> Shard:
         what = f"the file has {size:,} bytes, its header describes {expected:,}"
         raise CheckpointDefect(reason, what, path=path, tensor=cut, offset_bytes=min(size, expected))
     return Shard(path.name, size, length, data_start, tensors, repeated)
+
+
+def _header_text(descriptor: int, length: int, path: Path) -> str:
+    try:
+        return os.pread(descriptor, length, LENGTH_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"the header is not valid JSON: {error.reason} at byte {error.start:,}"
+        raise CheckpointDefect(Defect.HEADER_NOT_JSON, what, path=path) from None

@@ -10,6 +10,7 @@ import pytest
 
 from harness.checkpoint import digest, models
 from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_shard
+from harness.checkpoint.hashing import Part
 from harness.checkpoint.manifest import checkpoint_id, weights_id
 from harness.errors import CheckpointDefect
 
@@ -66,13 +67,13 @@ def test_a_write_in_place_is_noticed_by_time_and_digests_are_not_repeated(
 ) -> None:
     before = weights_id(copied)
     read: list[str] = []
-    original = digest._digest
+    original = digest.hash_parts
 
-    def counted(descriptor: int, shard: object, tensor: object, path: Path) -> bytes:
-        read.append(path.name)
-        return original(descriptor, shard, tensor, path)  # type: ignore[arg-type]
+    def counted(parts: list[Part]) -> list[bytes]:
+        read.extend(part.path.name for part in parts)
+        return original(parts)
 
-    monkeypatch.setattr(digest, "_digest", counted)
+    monkeypatch.setattr(digest, "hash_parts", counted)
     assert weights_id(copied) == before
     assert read == []
     path = copied / "model.safetensors"
