@@ -92,6 +92,25 @@ def weight_facts(path: Path) -> dict[str, Any]:
     }
 
 
+def shard_facts(path: Path) -> dict[str, Any] | None:
+    """Return digests of the layout and of the whole of one weight file; None when it cannot be read."""
+    try:
+        shard = read_shard(path)
+    except CheckpointDefect:
+        return None
+    layout = [(tensor.name, tensor.dtype, tensor.shape, tensor.begin_byte) for tensor in shard.tensors]
+    return {"layout": digest_of(layout), **(file_facts(path) or {})}
+
+
+def refusal(path: Path) -> str | None:
+    """Return why a weight file would be refused; None when it is whole."""
+    try:
+        read_shard(path)
+    except CheckpointDefect as defect:
+        return str(defect)
+    return None
+
+
 def loaded_weights_id(path: Path) -> str | None:
     """Return the weights_id of what an engine would load from a directory; None when it would load nothing."""
     try:

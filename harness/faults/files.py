@@ -12,9 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from harness.checkpoint.manifest import read_shard
-from harness.errors import CheckpointDefect, FaultNotApplicable, ScenarioInvalid
-from harness.faults.facts import file_facts
+from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.faults.facts import file_facts, refusal
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.target import Target
 
@@ -84,7 +83,7 @@ class TruncateShard:
             raise FaultNotApplicable(f'"{name}" has {size:,} bytes: cannot keep {kept:,} of them and cut the rest')
         own.truncate(name, kept)
         seen = (target / name).stat().st_size
-        refused = _refusal(target / name)
+        refused = refusal(target / name)
         return Injected(
             fault=self.name,
             fault_id=self.fault_id,
@@ -124,7 +123,7 @@ class ZeroTail:
         before = {"shard": name, "size_bytes": shard.size_bytes, **_tail(target / name, begin)}
         own.zero_from(name, begin)
         after = {"size_bytes": (target / name).stat().st_size, **_tail(target / name, begin)}
-        is_whole = _refusal(target / name) is None
+        is_whole = refusal(target / name) is None
         was_nonzero, is_nonzero = before["nonzero_tail_bytes"], after["nonzero_tail_bytes"]
         return Injected(
             fault=self.name,
@@ -170,14 +169,6 @@ class PointerFile:
 def _require_ratio(name: str, keep_ratio: float | None) -> None:
     if keep_ratio is not None and not 0 <= keep_ratio < 1:
         raise ScenarioInvalid(f"{name}: keep_ratio={keep_ratio:g}, expected 0 to below 1")
-
-
-def _refusal(path: Path) -> str | None:
-    try:
-        read_shard(path)
-    except CheckpointDefect as defect:
-        return str(defect)
-    return None
 
 
 def _tail(path: Path, begin_byte: int) -> dict[str, Any]:

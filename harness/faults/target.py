@@ -1,7 +1,8 @@
 """The private copy of a checkpoint that faults may change: the only place in `harness.faults` that writes to one.
 
-Every change is refused for a file that is a link or shares its bytes with another name (`st_nlink` > 1), because it
-would reach the user's original.
+No byte of a file that is there is ever written: a change is a new file beside it, renamed over its name. So a file that
+shares its bytes with the user's original (a hard link) can be damaged, and the original stays as it was. A symlink is
+refused: what it points to is not this copy's.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import fnmatch
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.copy import RawTensor, copy_file, load_shard, refuse_shared, save_shard
+from harness.checkpoint.copy import RawTensor, copy_file, save_shard
 from harness.checkpoint.header import LENGTH_BYTES
 from harness.checkpoint.manifest import Shard, Tensor
-from harness.errors import FaultNotApplicable, UsageError
+from harness.errors import FaultNotApplicable
 from harness.faults.facts import INDEX_NAME, read_json, read_shards, read_tensor, tensor_facts, weight_files
+from harness.faults.shard_rewrite import copy_range, replacing, rewrite_tensors
+from harness.faults.torch_file import write_torch_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,53 +94,65 @@ class Target:
         raise FaultNotApplicable(f'no weight file {shard!r} in "{self.path}"; there are: {_listed(list(files))}')
 
     def own(self, name: str) -> Path:
-        """Return the path of a file of this copy that may be changed.
+        """Return the path of a file of this copy whose name may be given to another file.
 
-        Raises: FaultNotApplicable when it is absent, a link, or has another name elsewhere.
+        Raises: FaultNotApplicable when it is absent or a link.
         """
         path = self.path / name
         if Path(name).name != name:
             raise FaultNotApplicable(f'"{name}" is not the name of a file in "{self.path}"')
         try:
-            refuse_shared(path)
-        except (OSError, UsageError) as error:
-            raise FaultNotApplicable(f"a fault may not change a file that is not its own: {error}") from error
+            mode = path.lstat().st_mode
+        except OSError as error:
+            raise FaultNotApplicable(f'"{path}" cannot be changed: {error.strerror}') from error
+        if not stat.S_ISREG(mode):
+            raise FaultNotApplicable(f'"{path}" is not a regular file: a fault changes files of its own alone')
         return path
 
     # changes
 
     def replace_tensors(self, shard: str, changes: Mapping[str, RawTensor | None]) -> None:
-        """Write a shard anew with these tensors replaced, or left out (None); the weight index is kept in step.
-
-        Takes the memory of one shard.
-        """
+        """Write a shard anew with these tensors replaced, added, or left out (None); the weight index is kept in step."""
         path = self.own(shard)
-        metadata = _metadata(path)
-        tensors = load_shard(path)
-        for name, tensor in changes.items():
-            if tensor is None:
-                del tensors[name]
-            else:
-                tensors[name] = tensor
         mode = stat.S_IMODE(path.stat().st_mode)
-        save_shard(path, tensors, metadata)
+        rewrite_tensors(path, changes, _metadata(path))
         path.chmod(mode)
         index = self.index()
         if index is None:
             return
         absent = {name for name, tensor in changes.items() if tensor is None}
-        index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name not in absent}
+        named = {name: file for name, file in index["weight_map"].items() if name not in absent}
+        index["weight_map"] = named | {name: shard for name in changes if name not in absent}
         if "total_size" in index.get("metadata", {}):
             total = sum(tensor.size_bytes for each in self.shards() for tensor in each.tensors)
             index["metadata"]["total_size"] = total
         self.write(INDEX_NAME, json.dumps(index, indent=2).encode())
 
+    def rename_tensors(self, shard: str, names: Mapping[str, str]) -> None:
+        """Write a shard anew in which these tensors have other names; the weight index is kept in step."""
+        changes: dict[str, RawTensor | None] = dict.fromkeys(names)
+        for tensor in next(each for each in self.shards() if each.name == shard).tensors:
+            if tensor.name in names:
+                changes[names[tensor.name]] = self.read(tensor)
+        if changes:
+            self.replace_tensors(shard, changes)
+
+    def write_torch_file(self, name: str, tensors: Iterable[tuple[str, RawTensor]]) -> None:
+        """Write a `.bin` file that is not there yet."""
+        write_torch_file(self._free(name), tensors)
+
+    def add_shard(self, name: str, tensors: Mapping[str, RawTensor]) -> None:
+        """Write a weight file that is not there yet; the weight index stays as it is."""
+        save_shard(self._free(name), tensors)
+
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file, or add one."""
+        """Replace a file, or add one; a name may be in a directory that is made for it ("np/weight_names.json")."""
         path = self.path / name
         if path.is_symlink() or path.exists():
-            path = self.own(name)
-        path.write_bytes(data)
+            path = self.own(name) if path.parent == self.path else path
+        self._directory_of(path)
+        with replacing(path) as file:
+            file.write(data)
 
     def bring(self, source: Path, name: str) -> None:
         """Copy a file of another checkpoint into this one, over what is there."""
@@ -147,10 +162,16 @@ class Target:
         copy_file(source, path)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name that is not taken."""
-        if (self.path / new_name).exists():
-            raise FaultNotApplicable(f'"{new_name}" is taken in "{self.path}"')
-        self.own(name).rename(self.path / new_name)
+        """Give a file another name that is not taken; it may be in a directory, which is made for it."""
+        self.own(name).rename(self._free(new_name))
+
+    def link(self, name: str, destination: str) -> None:
+        """Put a symlink under a name; what was there is gone."""
+        path = self.path / name
+        if path.exists() and path.parent == self.path:
+            self.own(name).unlink()
+        self._directory_of(path)
+        path.symlink_to(destination)
 
     def remove(self, name: str) -> None:
         """Remove a file."""
@@ -158,14 +179,60 @@ class Target:
 
     def truncate(self, name: str, size_bytes: int) -> None:
         """Cut a file."""
-        os.truncate(self.own(name), size_bytes)
+        self._rewrite(name, keep_bytes=size_bytes, size_bytes=size_bytes)
+
+    def overwrite(self, name: str, begin_byte: int, data: bytes) -> None:
+        """Put other bytes somewhere into a file; its size stays."""
+        path = self.own(name)
+        with path.open("rb") as old, replacing(path) as new:
+            size = os.fstat(old.fileno()).st_size
+            copy_range(old.fileno(), new.fileno(), 0, begin_byte)
+            new.write(data)
+            new.flush()
+            copy_range(old.fileno(), new.fileno(), begin_byte + len(data), size - begin_byte - len(data))
+            os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+
+    def extend(self, name: str, data: bytes) -> None:
+        """Put bytes behind the end of a file."""
+        size = self.own(name).stat().st_size
+        self._rewrite(name, keep_bytes=size, size_bytes=size, after=data)
 
     def zero_from(self, name: str, begin_byte: int) -> None:
         """Make a file zero from this byte to its end, as one that was preallocated and not yet written is."""
+        self._rewrite(name, keep_bytes=begin_byte, size_bytes=self.own(name).stat().st_size)
+
+    def set_mode(self, name: str, mode: int) -> None:
+        """Give a file another mode: first a file of its own, since a mode belongs to all names of a file."""
+        size = self.own(name).stat().st_size
+        self._rewrite(name, keep_bytes=size, size_bytes=size, mode=mode)
+
+    def _rewrite(
+        self, name: str, *, keep_bytes: int, size_bytes: int, after: bytes = b"", mode: int | None = None
+    ) -> None:
         path = self.own(name)
-        size = path.stat().st_size
-        os.truncate(path, begin_byte)
-        os.truncate(path, size)
+        with path.open("rb") as old, replacing(path) as new:
+            copy_range(old.fileno(), new.fileno(), 0, keep_bytes)
+            os.ftruncate(new.fileno(), size_bytes)
+            if after:
+                os.lseek(new.fileno(), 0, os.SEEK_END)
+                new.write(after)
+            os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode) if mode is None else mode)
+
+    def _free(self, name: str) -> Path:
+        path = self.path / name
+        if path.is_symlink() or path.exists():
+            raise FaultNotApplicable(f'"{name}" is taken in "{self.path}"')
+        self._directory_of(path)
+        return path
+
+    def _directory_of(self, path: Path) -> None:
+        """Make the directory of a name below this copy; every part of it must be a real directory of this copy."""
+        if not path.is_relative_to(self.path) or ".." in path.parts:
+            raise FaultNotApplicable(f'"{path}" is not below "{self.path}"')
+        for parent in reversed([each for each in path.parents if each != self.path and self.path in each.parents]):
+            if parent.is_symlink():
+                raise FaultNotApplicable(f'"{parent}" is a link: a fault changes files of its own alone')
+            parent.mkdir(exist_ok=True)
 
     # facts for proofs
 

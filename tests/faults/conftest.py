@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damage_cases import Pair, small
+from damage_cases import Pair, small, templated_copy
 
 from harness.checkpoint.copy import private_copy
 
@@ -18,7 +18,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def pair(built: Callable[..., Path]) -> Pair:
     """Sharded checkpoints whose configs differ in the intermediate size."""
-    return Pair(old=built(1, intermediate=96), new=built(2))
+    return Pair(old=built(1, intermediate=96), new=built(2), alike=built(3))
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def single(built: Callable[..., Path]) -> Pair:
 
 @pytest.fixture
 def target(pair: Pair, tmp_path: Path) -> Path:
-    return private_copy(pair.new, tmp_path / "target")
+    return templated_copy(pair.new, tmp_path / "target")
 
 
 @pytest.fixture

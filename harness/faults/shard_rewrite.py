@@ -1,0 +1,120 @@
+"""A safetensors file written anew beside the old one, then renamed over it: what stays is copied inside the kernel.
+
+Whoever has the old file open, mapped, or under another name keeps the old file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+from harness.checkpoint.copy import RawTensor
+from harness.checkpoint.header import BITS_OF_DTYPE, LENGTH_BYTES
+from harness.checkpoint.manifest import Shard, Tensor, read_shard
+from harness.errors import HarnessError
+
+BLOCK_BYTES = 4 * 1024 * 1024
+
+
+def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadata: Mapping[str, str]) -> None:
+    """Replace a safetensors file by one with these tensors added, replaced, or left out (None).
+
+    Takes the memory of the changed tensors alone.
+    Raises: CheckpointDefect when the file is damaged; HarnessError when data does not fit its shape.
+    """
+    shard = read_shard(path)
+    kept: list[tuple[str, Tensor | RawTensor]] = [
+        (tensor.name, changes.get(tensor.name) or tensor)
+        for tensor in shard.tensors
+        if changes.get(tensor.name, tensor) is not None
+    ]
+    there = {tensor.name for tensor in shard.tensors}
+    kept += [(name, tensor) for name, tensor in changes.items() if tensor is not None and name not in there]
+    kept.sort(key=lambda pair: -BITS_OF_DTYPE[pair[1].dtype])  # as the library does: every tensor stays aligned
+    with path.open("rb") as old, replacing(path) as new:
+        new.write(_header(kept, metadata, path))
+        new.flush()
+        for begin, end, data in _pieces(kept, shard):
+            if data is None:
+                copy_range(old.fileno(), new.fileno(), begin, end - begin)
+            else:
+                new.write(data)
+                new.flush()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a new file beside `path` and rename it to `path` at the end; nothing is left when that fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def copy_range(source: int, target: int, begin_byte: int, size_bytes: int) -> None:
+    """Append bytes of one open file to another, inside the kernel where it can.
+
+    Raises: HarnessError when the source ends early.
+    """
+    position, left = begin_byte, size_bytes
+    in_kernel = True
+    while left:
+        copied = 0
+        if in_kernel:
+            try:
+                copied = os.copy_file_range(source, target, left, offset_src=position)
+            except OSError:
+                in_kernel = False  # not between these two file systems
+        if not copied:
+            in_kernel = False
+            block = os.pread(source, min(left, BLOCK_BYTES), position)
+            if not block:
+                raise HarnessError(f"a file ended {left:,} bytes before its header says")
+            copied = os.write(target, block)
+        position += copied
+        left -= copied
+
+
+def _header(kept: list[tuple[str, Tensor | RawTensor]], metadata: Mapping[str, str], path: Path) -> bytes:
+    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    begin = 0
+    for name, tensor in kept:
+        size = len(tensor.data) if isinstance(tensor, RawTensor) else tensor.size_bytes
+        if size * 8 != prod(tensor.shape) * BITS_OF_DTYPE[tensor.dtype]:
+            raise HarnessError(
+                f'cannot write "{path}": tensor "{name}" has {size:,} bytes, expected those of '
+                f"{tensor.dtype} {list(tensor.shape)}"
+            )
+        described[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, begin + size]}
+        begin += size
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _pieces(kept: list[tuple[str, Tensor | RawTensor]], shard: Shard) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield the data section: ranges of the old file, as long as they can be, and the bytes of changed tensors."""
+    begin = end = 0
+    for _, tensor in kept:
+        if isinstance(tensor, RawTensor):
+            if end > begin:
+                yield begin, end, None
+            begin = end = 0
+            yield 0, 0, tensor.data
+            continue
+        first, last = shard.data_start_byte + tensor.begin_byte, shard.data_start_byte + tensor.end_byte
+        if first != end:
+            if end > begin:
+                yield begin, end, None
+            begin = first
+        end = last
+    if end > begin:
+        yield begin, end, None
