@@ -22,6 +22,7 @@ from harness.settings import EXPLAINED
 # Guards have a command line of their own, so that they start fast and work alone.
 GUARDS = {
     "preflight": ("harness.guards.preflight", "main"),
+    "manifest": ("harness.guards.manifest_command", "manifest_main"),
     "publish": ("harness.guards.commands", "publish_main"),
     "rollback": ("harness.guards.commands", "rollback_main"),
     "purge-cache": ("harness.guards.purge_command", "purge_main"),
@@ -30,6 +31,7 @@ GUARDS = {
 
 SUMMARIES = {
     "preflight": "check a checkpoint before an engine is started on it",
+    "manifest": "write down what a checkpoint holds, to verify copies with",
     "publish": "make a checkpoint live in one step",
     "rollback": "make the version before live again",
     "purge-cache": "list what dead engines left, or remove it",

@@ -108,6 +108,7 @@ def test_only_the_load_process_imports_locust_and_gevent() -> None:
         "harness.guards.canary",
         "harness.guards.commands",
         "harness.guards.canary_command",
+        "harness.guards.manifest_command",
         "harness.guards.purge_command",
     ],
 )

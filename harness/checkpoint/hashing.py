@@ -18,8 +18,8 @@ from harness.checkpoint.shard import open_regular
 from harness.errors import CheckpointDefect
 
 BLOCK_BYTES = 2 * 1024 * 1024
-WIDE_BLOCK_BYTES = 16 * 1024 * 1024  # where one hash has all threads
-MAX_THREADS = 16  # 32 MB of blocks, and more than any disk feeds
+WIDE_BLOCK_BYTES = 4 * 1024 * 1024  # where one hash has all threads
+MAX_THREADS = 16  # at most 64 MB of blocks, and more than any disk feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,36 @@ class Part:
     end_byte: int
     tensor: str | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes are hashed."""
+        return self.end_byte - self.begin_byte
+
 
 def hash_parts(parts: Sequence[Part]) -> list[bytes]:
     """Return the 32 bytes of each part's BLAKE3, in the parts' order.
 
     Raises: CheckpointDefect when a file cannot be read, or is shorter than its part.
     """
+    digests = []
+    for digest in hash_each(parts):
+        if isinstance(digest, CheckpointDefect):
+            raise digest
+        digests.append(digest)
+    return digests
+
+
+def hash_each(parts: Sequence[Part]) -> list[bytes | CheckpointDefect]:
+    """Return each part's digest, or why it has none, in the parts' order; never raises for what is in the files."""
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    if len(parts) < threads:
-        return [_hash(part, wide=True) for part in parts]
-    # the largest first, so that no thread begins a long one when the others are done
-    order = sorted(range(len(parts)), key=lambda number: parts[number].begin_byte - parts[number].end_byte)
-    digests = [b""] * len(parts)
-    with ThreadPoolExecutor(threads, thread_name_prefix="hash") as pool:
+    # A part that would keep one thread busy when the others are done is hashed by all of them.
+    wide_bytes = sum(part.size_bytes for part in parts) // threads
+    order = sorted(range(len(parts)), key=lambda number: -parts[number].size_bytes)
+    digests: list[bytes | CheckpointDefect] = [b""] * len(parts)
+    with ThreadPoolExecutor(min(threads, max(1, len(parts))), thread_name_prefix="hash") as pool:
+        found = pool.map(lambda part: _try_hash(part, wide=part.size_bytes > wide_bytes), [parts[n] for n in order])
         try:
-            for number, digest in zip(order, pool.map(_hash, [parts[number] for number in order]), strict=True):
+            for number, digest in zip(order, found, strict=True):
                 digests[number] = digest
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -53,9 +68,16 @@ def hash_parts(parts: Sequence[Part]) -> list[bytes]:
     return digests
 
 
-def _hash(part: Part, wide: bool = False) -> bytes:
+def _try_hash(part: Part, *, wide: bool) -> bytes | CheckpointDefect:
+    try:
+        return _hash(part, wide=wide)
+    except CheckpointDefect as defect:
+        return defect
+
+
+def _hash(part: Part, *, wide: bool) -> bytes:
     state = blake3(max_threads=blake3.AUTO if wide else 1)
-    left = part.end_byte - part.begin_byte
+    left = part.size_bytes
     block = memoryview(bytearray(min(left, WIDE_BLOCK_BYTES if wide else BLOCK_BYTES)))
     descriptor = open_regular(part.path)
     try:
