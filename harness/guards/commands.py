@@ -47,6 +47,11 @@ def publish_main(argv: Sequence[str]) -> int:
         help="ROOT/NAME is and stays a real directory: swap it with the new version instead of replacing a link",
     )
     parser.add_argument("--link", action="store_true", help=f"make hard links instead of copies. {DANGER}")
+    parser.add_argument(
+        "--no-manifest",
+        action="store_true",
+        help="do not write down what the version holds: saves reading it once, and it cannot be verified later",
+    )
     options = parser.parse_args(argv)
     published = publish(
         options.source,
@@ -55,6 +60,7 @@ def publish_main(argv: Sequence[str]) -> int:
         keep=options.keep,
         by_exchange=options.exchange,
         link=options.link,
+        with_manifest=not options.no_manifest,
         wait_limit_s=options.wait,
     )
     if options.link:

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.checkpoint.hashing import Part, hash_parts
 from harness.clock import wall_time
 from harness.errors import HarnessError, UsageError
 from harness.guards.durable import exchange, require_one_file_system, swap, sync
+from harness.guards.manifest import SIGNATURE_SUFFIX, write_manifest
 from harness.guards.publish_copy import Copied, copy_checkpoint
 from harness.guards.publish_lock import locked
 from harness.guards.versions import MANIFEST, PENDING, READY, UNFINISHED, VERSIONS, Live, Marker, Store, write_marker
@@ -47,12 +49,13 @@ def publish(
     keep: int = KEPT_VERSIONS,
     by_exchange: bool = False,
     link: bool = False,
+    with_manifest: bool = True,
     wait_limit_s: float = LOCK_LIMIT_S,
 ) -> Published:
     """Copy a checkpoint into a new version and make it live; `keep` versions stay for a rollback.
 
     `by_exchange` is for a live path that must stay a real directory. `link` makes hard links instead of copies: **writing
-    to the source in place then changes what is live**.
+    to the source in place then changes what is live**. `with_manifest` writes down what the version holds, byte for byte.
     Raises: UsageError when `source` is no directory, or the live path is not of the wanted kind; HarnessError when
     another publish holds the root for longer than `wait_limit_s`, when the source changes meanwhile, when the file
     system cannot exchange, or the disk is full; it says what is live then.
@@ -73,7 +76,7 @@ def publish(
                 _require_exchange(store)
             number = store.next_number()
             try:
-                copied = _stage(source, store, number, previous=before, link=link)
+                copied = _stage(source, store, number, previous=before, link=link, with_manifest=with_manifest)
                 if by_exchange:
                     _exchange_live(store, number, before)
                 else:
@@ -121,14 +124,17 @@ def versions_of(root: Path) -> tuple[Path, ...]:
     return tuple(store.path_of(number) for number in store.finished())
 
 
-def _stage(source: Path, store: Store, number: int, *, previous: Live | None, link: bool) -> Copied:
+def _stage(
+    source: Path, store: Store, number: int, *, previous: Live | None, link: bool, with_manifest: bool
+) -> Copied:
     """Make a finished version that is not live yet."""
     unfinished = store.versions / f"{UNFINISHED}{number}"
-    copied = copy_checkpoint(source, unfinished, link=link, leave_out=(READY, MANIFEST))
+    copied = copy_checkpoint(source, unfinished, link=link, leave_out=(READY, MANIFEST, MANIFEST + SIGNATURE_SUFFIX))
     marker = Marker(
         version=number,
         previous=None if previous is None else previous.number,
         published_at=wall_time(),
+        manifest_blake3=_write_manifest(unfinished) if with_manifest else "",
         linked=link,
     )
     write_marker(unfinished, marker)
@@ -137,6 +143,13 @@ def _stage(source: Path, store: Store, number: int, *, previous: Live | None, li
     unfinished.rename(store.path_of(number))
     sync(store.versions)
     return copied
+
+
+def _write_manifest(directory: Path) -> str:
+    """Write the manifest of a version into it; return the digest of that file, as `b3sum` prints it."""
+    file = directory / MANIFEST
+    write_manifest(directory, file)
+    return hash_parts([Part(file, 0, file.stat().st_size)])[0].hex()
 
 
 def _replace_link(store: Store, number: int) -> None:

@@ -36,7 +36,7 @@ class Marker:
     version: int
     previous: int | None
     published_at: str
-    manifest_sha256: str = ""  # of the manifest file; empty when none was asked for
+    manifest_blake3: str = ""  # of the manifest file; empty when none was asked for
     linked: bool = False  # its files are hard links, so its source must never be written to
 
 
@@ -69,7 +69,7 @@ def read_marker(directory: Path) -> Marker | None:
             version=int(said["version"]),
             previous=None if previous is None else int(previous),
             published_at=str(said["published_at"]),
-            manifest_sha256=str(said["manifest_sha256"]),
+            manifest_blake3=str(said["manifest_blake3"]),
             linked=bool(said["linked"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):

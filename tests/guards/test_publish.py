@@ -7,6 +7,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from harness.clock import poll_until
 from harness.errors import HarnessError, UsageError
 from harness.guards import durable, publish, publish_copy
+from harness.guards.manifest import manifest_findings
 from harness.guards.publish import exchange, rollback, versions_of
 from harness.guards.publish_lock import LOCK, locked
-from harness.guards.versions import read_marker
+from harness.guards.versions import MANIFEST, READY, read_marker
 
 both_ways = pytest.mark.parametrize("by_exchange", [False, True], ids=["link", "exchange"])
 
@@ -195,6 +198,27 @@ def test_the_marker_comes_last_and_says_what_was_before(old: Path, new: Path, tm
     assert marker.published_at.endswith("+00:00")
 
 
+@both_ways
+def test_a_manifest_says_what_was_published_and_the_marker_says_which_manifest(
+    old: Path, tmp_path: Path, by_exchange: bool
+) -> None:
+    version = publish.publish(old, tmp_path / "root", by_exchange=by_exchange).version_path
+    marker = read_marker(version)
+    assert marker is not None
+    assert marker.manifest_blake3 == blake3((version / MANIFEST).read_bytes()).hexdigest()
+    assert list(manifest_findings(version, version / MANIFEST)) == []
+    (version / "file2").write_text("bad")
+    assert [finding.where for finding in manifest_findings(version, version / MANIFEST)] == ['"file2"']
+
+
+def test_without_a_manifest_the_marker_names_none(old: Path, tmp_path: Path) -> None:
+    version = publish.publish(old, tmp_path / "root", with_manifest=False).version_path
+    marker = read_marker(version)
+    assert marker is not None
+    assert marker.manifest_blake3 == ""
+    assert not (version / MANIFEST).exists()
+
+
 def test_everything_is_on_the_disk_before_it_becomes_live(
     old: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,11 +230,13 @@ def test_everything_is_on_the_disk_before_it_becomes_live(
     real_fsync, real_replace = os.fsync, os.replace
 
     def fsync(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").replace(".unfinished-2", "2"))
+        path = os.readlink(f"/proc/self/fd/{descriptor}").replace(".unfinished-2", "2")
+        synced.append(re.sub(r"/\.(\.manifest\.json)\.\d+\.partial$", r"/\1", path))
         real_fsync(descriptor)
 
     def replace(source: Any, target: Any, **options: Any) -> None:
-        synced.append(f"live: {os.readlink(source)}")
+        if os.path.islink(source):
+            synced.append(f"live: {os.readlink(source)}")
         real_replace(source, target, **options)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -220,7 +246,9 @@ def test_everything_is_on_the_disk_before_it_becomes_live(
     version = root / "versions" / "2"
     written = [str(path) for path in (version, *version.rglob("*"))]
     assert set(written) <= set(before)
-    marker = before.index(str(version / ".ready"))
+    marker = before.index(str(version / READY))
+    manifest = before.index(str(version / MANIFEST))
+    assert all(before.index(str(version / file.name)) < manifest < marker for file in version.glob("file*"))
     assert all(before.index(path) < marker for path in written if path != str(version / ".ready"))
     assert before[marker:] == [str(version / ".ready"), str(version), *[str(root / "versions")] * 2]
     assert after == [str(root)]
