@@ -6,9 +6,10 @@ Reads, not mappings: a mapped file that another process cuts short kills its rea
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from blake3 import blake3
@@ -76,24 +77,52 @@ def _try_hash(part: Part, *, wide: bool) -> bytes | CheckpointDefect:
 
 
 def _hash(part: Part, *, wide: bool) -> bytes:
+    """Hash one part; a wide one with all threads, while the next block is already being read."""
     state = blake3(max_threads=blake3.AUTO if wide else 1)
-    left = part.size_bytes
-    block = memoryview(bytearray(min(left, WIDE_BLOCK_BYTES if wide else BLOCK_BYTES)))
     descriptor = open_regular(part.path)
     try:
-        while left:
-            position = part.end_byte - left
-            size = os.preadv(descriptor, [block[:left]], position)
-            if not size:
-                what = "the file became shorter while it was read"
-                raise CheckpointDefect(
-                    Defect.DATA_SECTION_SHORT, what, path=part.path, tensor=part.tensor, offset_bytes=position
-                )
-            state.update(block[:size])
-            left -= size
+        for block in _read_ahead(descriptor, part) if wide else _read(descriptor, part):
+            state.update(block)
     except OSError as error:
         what = error.strerror or str(error)
         raise CheckpointDefect(Defect.UNREADABLE_FILE, what, path=part.path, tensor=part.tensor) from error
     finally:
         os.close(descriptor)
     return state.digest()
+
+
+def _read(descriptor: int, part: Part) -> Iterator[memoryview]:
+    block = memoryview(bytearray(min(part.size_bytes, BLOCK_BYTES)))
+    position = part.begin_byte
+    while position < part.end_byte:
+        size = _read_into(block, descriptor, part, position)
+        yield block[:size]
+        position += size
+
+
+def _read_ahead(descriptor: int, part: Part) -> Iterator[memoryview]:
+    blocks = cycle([memoryview(bytearray(WIDE_BLOCK_BYTES)) for _ in range(2)])
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+        block, position = next(blocks), part.begin_byte
+        reading = reader.submit(_read_into, block, descriptor, part, position)
+        while position < part.end_byte:
+            size, read = reading.result(), block
+            position += size
+            if position < part.end_byte:
+                block = next(blocks)
+                reading = reader.submit(_read_into, block, descriptor, part, position)
+            yield read[:size]
+
+
+def _read_into(block: memoryview, descriptor: int, part: Part, position: int) -> int:
+    """Read up to a block and return how many bytes came.
+
+    Raises: CheckpointDefect when the file ends before the part does.
+    """
+    size = os.preadv(descriptor, [block[: part.end_byte - position]], position)
+    if not size:
+        what = "the file became shorter while it was read"
+        raise CheckpointDefect(
+            Defect.DATA_SECTION_SHORT, what, path=part.path, tensor=part.tensor, offset_bytes=position
+        )
+    return size

@@ -26,6 +26,9 @@ INDEX_NAMES = {False: "model.safetensors.index.json", True: "consolidated.safete
 PARTIAL_SUFFIXES = (".tmp", ".part", ".partial", ".incomplete", ".aria2", ".crdownload", ".download", ".filepart")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")  # engines skip these too
+# What a Python object costs for each character that begins one, at most; a text of "[0],[0]," costs 24 times its size.
+BUILT_BYTES = {b"[": 96, b"{": 232, b",": 64}
+SMALL_BUILT_BYTES, MAX_BUILT_RATIO = 64_000_000, 6
 SERIES = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors$")
 RSYNC_PARTIAL = re.compile(r"^\..+\.(safetensors|json|bin)\.[A-Za-z0-9]{6}$")
 
@@ -114,6 +117,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises: CheckpointDefect when it cannot be read; ValueError with the reason when it is not a JSON object.
     """
+    return parse_object(read_small(path))
+
+
+def read_small(path: Path) -> bytes:
+    """Return the bytes of a side file.
+
+    Raises: CheckpointDefect when it cannot be read; ValueError when it is too long.
+    """
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         try:
@@ -122,8 +133,19 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointDefect(Defect.UNREADABLE_FILE, error.strerror or str(error), path=path) from None
     if len(raw) > MAX_JSON_BYTES:
         raise ValueError(f"longer than {MAX_JSON_BYTES:,} bytes")
+    return raw
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Read a JSON object, unless it is made to take far more memory than its text does.
+
+    Raises: ValueError with the reason.
+    """
+    built_bytes = sum(raw.count(character) * size for character, size in BUILT_BYTES.items())
+    if built_bytes > SMALL_BUILT_BYTES + MAX_BUILT_RATIO * len(raw):
+        raise ValueError(f"{len(raw):,} bytes that hold values enough for {built_bytes:,}")
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.survey import Checkpoint, read_json
+from harness.checkpoint.survey import Checkpoint, read_json, read_small
 from harness.errors import CheckpointDefect
 from harness.guards.finding import PreflightFinding, Severity, shortened
+from harness.guards.token_ids import id_without_embedding
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -38,7 +38,12 @@ def side_file_findings(checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if os.path.lexists(path / name):
             try:
-                contents[name] = read_json(path / name)
+                if name == "tokenizer.json":
+                    beyond = id_without_embedding(read_small(path / name), rows)
+                    if beyond is not None and rows is not None:
+                        yield _beyond(f"token id {beyond}", name, rows)
+                else:
+                    contents[name] = read_json(path / name)
             except (CheckpointDefect, ValueError) as error:
                 detail = error.detail if isinstance(error, CheckpointDefect) else error
                 yield PreflightFinding(
@@ -50,7 +55,7 @@ def side_file_findings(checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
                     remedy=COPY_AGAIN,
                 )
     if rows is not None:
-        yield from _ids_beyond(rows, contents.get("tokenizer.json", {}), checkpoint.config, contents)
+        yield from _special_ids_beyond(rows, checkpoint.config, contents.get("generation_config.json", {}))
 
 
 def _embedding_rows(checkpoint: Checkpoint) -> int | None:
@@ -62,49 +67,26 @@ def _embedding_rows(checkpoint: Checkpoint) -> int | None:
     return rows if type(rows) is int else None
 
 
-def _ids_beyond(
-    rows: int, tokenizer: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, Mapping[str, Any]]
+def _special_ids_beyond(
+    rows: int, config: Mapping[str, Any], generation: Mapping[str, Any]
 ) -> Iterator[PreflightFinding]:
-    largest = largest_token_id(tokenizer)
-    if largest is not None and largest >= rows:
-        yield PreflightFinding(
-            id="C09",
-            severity=Severity.SILENT,
-            seen=f"token id {largest}",
-            expected=f"ids below {rows}, the rows of the embeddings",
-            where='"tokenizer.json"',
-            remedy=PAIR,
-        )
-    generation = contents.get("generation_config.json", {})
     for name, values in (("config.json", config), ("generation_config.json", generation)):
         for key in SPECIAL_IDS:
             value = values.get(key)
             for number in value if isinstance(value, list) else [value]:
                 if type(number) is int and number >= rows:
-                    yield PreflightFinding(
-                        id="C09",
-                        severity=Severity.SILENT,
-                        seen=f"{key} {shortened(number)}",
-                        expected=f"ids below {rows}, the rows of the embeddings",
-                        where=f'"{name}"',
-                        remedy=PAIR,
-                    )
+                    yield _beyond(f"{key} {shortened(number)}", name, rows)
 
 
-def largest_token_id(tokenizer: Mapping[str, Any]) -> int | None:
-    """Return the largest id that a tokenizer.json can produce; None when it holds no vocabulary that is understood."""
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids: list[int] = []
-    if isinstance(vocabulary, dict):
-        ids += [number for number in vocabulary.values() if type(number) is int]
-    elif isinstance(vocabulary, list) and vocabulary:
-        ids.append(len(vocabulary) - 1)
-    added = tokenizer.get("added_tokens")
-    for token in added if isinstance(added, list) else []:
-        if isinstance(token, dict) and type(token.get("id")) is int:
-            ids.append(token["id"])
-    return max(ids, default=None)
+def _beyond(seen: str, name: str, rows: int) -> PreflightFinding:
+    return PreflightFinding(
+        id="C09",
+        severity=Severity.SILENT,
+        seen=seen,
+        expected=f"ids below {rows}, the rows of the embeddings",
+        where=f'"{name}"',
+        remedy=PAIR,
+    )
 
 
 def differences(checkpoint: Checkpoint, against: Checkpoint) -> Iterator[PreflightFinding]:
@@ -156,7 +138,12 @@ def _defaults(path: Path) -> Mapping[str, Any]:
 
 
 def _file_digest(path: Path) -> str:
+    from harness.checkpoint.hashing import Part, hash_parts  # what pre-flight needs with --against alone
+
+    if not path.is_file():
+        return "absent"
     try:
-        return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}" if path.is_file() else "absent"
-    except (OSError, ValueError) as error:
-        return f"unreadable ({type(error).__name__})"
+        (digest,) = hash_parts([Part(path, 0, path.stat().st_size)])
+    except (OSError, ValueError, CheckpointDefect) as error:
+        return f"unreadable ({shortened(error)})"
+    return f"blake3 {digest.hex()[:16]}"

@@ -1,0 +1,97 @@
+"""Whether tokenizer.json is JSON and its ids have embeddings: the quick way says what Python's JSON reader says."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from harness.checkpoint.survey import parse_object
+from harness.guards.token_ids import _number_from, _said_by_sqlite, id_without_embedding, largest_token_id
+
+
+def tokenizer(vocabulary: object, added: object = ()) -> bytes:
+    return json.dumps({"added_tokens": added, "model": {"vocab": vocabulary}}, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "rows", "beyond"),
+    [
+        (tokenizer({"a": 0, "b": 9}), 10, None),
+        (tokenizer({"a": 0, "b": 10}), 10, 10),
+        (tokenizer({"a": 0}, [{"id": 12, "content": "<s>"}]), 10, 12),
+        (tokenizer([["a", -1.5]] * 11), 10, 10),
+        (tokenizer([["a", -1.5]] * 10), 10, None),
+        (tokenizer({"a": 0, '": 9999': 3, ":77": 4}), 10, None),
+        (tokenizer({"ü": 99}), 10, 99),
+        (json.dumps({"truncation": {"max_length": 512}, "model": {"vocab": {"a": 1}}}).encode(), 10, None),
+        (json.dumps({"model": {"vocab": {"a": 99}}}, indent=2).replace(": ", ":\n").encode(), 10, 99),
+        (tokenizer({"a": 99}), None, None),
+        (b"{}", 10, None),
+        (tokenizer({"a": 1.0e9, "b": True, "c": "77", "d": None}), 10, None),
+        (tokenizer({"a": 0}), 0, 0),
+    ],
+)
+def test_ids_without_a_row_are_found(raw: bytes, rows: int | None, beyond: int | None) -> None:
+    assert id_without_embedding(raw, rows) == beyond
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"3", b"{", b'{"a": 1,}', b"{'a': 1}", b"\xff{}", b'{"a": "\xc3"}', b"{}\0", b"{} {}", b"[" * 99_999],
+)
+def test_what_is_no_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        id_without_embedding(raw, 10)
+
+
+def test_it_also_works_in_a_python_without_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    assert id_without_embedding(tokenizer({"a": 99}), 10) == 99
+    assert id_without_embedding(tokenizer({"a": 9}), 10) is None
+    with pytest.raises(ValueError, match="Expecting"):
+        id_without_embedding(b"{", 10)
+
+
+@given(smallest=st.integers(0, 10**7), number=st.integers(0, 10**8))
+@example(smallest=99, number=100)
+@example(smallest=109, number=110)
+def test_the_search_finds_exactly_the_numbers_from_the_smallest_on(smallest: int, number: int) -> None:
+    found = _number_from(smallest).search(f'{{"a": {number}}}'.encode())
+    assert (found is not None) == (number >= max(1, smallest))
+
+
+TEXT = json.dumps(
+    {"model": {"vocab": {'é\\"': 5, "\n": 31}, "merges": [["a", "b"]], "x": [1.5e3, None, True, -0]}}, indent=1
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    at=st.integers(0, len(TEXT)),
+    put=st.one_of(st.binary(max_size=3), st.sampled_from([b",", b"'", b"//", b"+1", b"0x1"])),
+    cut=st.integers(0, 4),
+)
+@example(at=0, put=b"\xef\xbb\xbf", cut=0)
+def test_what_the_quick_reader_accepts_is_json(at: int, put: bytes, cut: int) -> None:
+    raw = TEXT.encode()
+    raw = raw[:at] + put + raw[at + cut :]
+    with _said_by_sqlite(raw) as answer:
+        pass
+    if answer == [True]:
+        parse_object(raw)
+    try:
+        expected = largest_token_id(parse_object(raw))
+    except ValueError:
+        with pytest.raises(ValueError, match=r".+"):
+            id_without_embedding(raw, 20)
+        return
+    assert id_without_embedding(raw, 20) == (expected if expected is not None and expected >= 20 else None)
+
+
+def test_a_text_made_to_fill_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="values enough for"):
+        parse_object(b'{"a":[' + b"[0]," * 1_000_000 + b"0]}")
