@@ -21,12 +21,13 @@ from harness.settings import EXPLAINED
 
 # Guards have a command line of their own, so that they start fast and work alone.
 GUARDS = {
-    "preflight": ("harness.guards.preflight", "main"),
+    "preflight": ("harness.guards.preflight_command", "main"),
     "manifest": ("harness.guards.manifest_command", "manifest_main"),
     "publish": ("harness.guards.commands", "publish_main"),
     "rollback": ("harness.guards.commands", "rollback_main"),
     "purge-cache": ("harness.guards.purge_command", "purge_main"),
     "canary": ("harness.guards.canary_command", "canary_main"),
+    "damage": ("harness.damage_command", "damage_main"),
 }
 
 SUMMARIES = {
@@ -36,6 +37,7 @@ SUMMARIES = {
     "rollback": "make the version before live again",
     "purge-cache": "list what dead engines left, or remove it",
     "canary": "ask a running engine and say which checkpoint answered",
+    "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
 }
 
 EXPECTATIONS = Path("scenarios/expectations")

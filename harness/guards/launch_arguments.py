@@ -1,109 +1,187 @@
-"""Check the arguments an engine is about to be started with against the checkpoint it is to serve."""
+"""Check the arguments an engine is about to be started with against the checkpoint it is to serve.
+
+Source: vLLM 0.28.0 to 0.33.0, whose checks of parallel sizes, lengths, dtypes and quantisation are repeated here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.checkpoint.survey import Checkpoint
 from harness.guards.finding import PreflightFinding, Severity, shortened
+from harness.guards.launch_length import length_findings
+from harness.guards.launch_options import WHERE, Launch
+from harness.guards.launch_values import MEANT_DTYPES
+from harness.guards.releases import names_known
 
 ACCEPTED_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-MEANT_DTYPES = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32"}
-UNKNOWN_FLAGS = {
-    "--disable-weight-cache": "leave it out; vLLM has no such flag (--load-format auto uses no weight cache daemon)",
-    "--weight-cache-path": "leave it out; vLLM has no such flag",
-}
+HALF = ("float16", "half")
+NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")  # refused by name, every release read
+PADDED_ROWS = 64  # the engine pads the vocabulary to a multiple of it before it divides
+SAME_METHOD = (
+    frozenset({"gptq", "auto_gptq", "gptq_marlin", "moe_wna16", "humming"}),
+    frozenset({"awq", "auto_awq", "awq_marlin", "moe_wna16", "humming"}),
+    frozenset({"fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "deepseek_v4_fp8", "humming"}),
+    frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "humming"}),
+    frozenset({"mxfp4", "gpt_oss_mxfp4", "humming"}),
+    frozenset({"mxfp8", "modelopt_mxfp8", "humming"}),
+)
+NEEDS_SCALES = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "compressed-tensors", "quark")
+HALVES_ONLY = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")  # float32 is refused
 
 
-def argument_findings(checkpoint: Checkpoint, *, dtype: str, arguments: Sequence[str]) -> Iterator[PreflightFinding]:
-    """Yield what is wrong with the launch; a `--dtype` among the arguments wins over `dtype`."""
-    options = parse_options(arguments)
-    dtype = options.get("--dtype", dtype)
-    if dtype not in ACCEPTED_DTYPES:
+def argument_findings(checkpoint: Checkpoint, launch: Launch, *, dtype: str = "auto") -> Iterator[PreflightFinding]:
+    """Yield what is wrong with the launch; a `--dtype` among its options wins over `dtype`."""
+    yield from launch.problems
+    config = checkpoint.config
+    asked = launch.text("--dtype") or dtype
+    if "--dtype" not in launch.values and dtype not in ACCEPTED_DTYPES:
         meant = MEANT_DTYPES.get(dtype.lower())
-        yield PreflightFinding(
-            id="L01",
-            severity=Severity.REFUSES,
-            seen=f'--dtype "{shortened(dtype)}"',
-            expected=f"one of {', '.join(ACCEPTED_DTYPES)}",
-            where="launch arguments",
-            remedy=f"use --dtype {meant}" if meant else "use an accepted spelling",
+        yield _finding(
+            "L01",
+            f'--dtype "{shortened(dtype)}"',
+            f"one of {', '.join(ACCEPTED_DTYPES)}",
+            f"use --dtype {meant}" if meant else "use an accepted spelling",
         )
-    for flag, remedy in UNKNOWN_FLAGS.items():
-        if flag in options:
-            yield PreflightFinding(
-                id="L01",
-                severity=Severity.REFUSES,
-                seen=flag,
-                expected="a flag that vLLM has",
-                where="launch arguments",
-                remedy=remedy,
+    yield from _dtype(checkpoint, asked)
+    yield from _parallel(text_config(config), launch)
+    yield from length_findings(text_config(config), launch)
+    yield from _quantisation(config, launch, asked)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return where a config keeps the sizes of its language model: at the top, or under `text_config`."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def with_overrides(config: Mapping[str, Any], launch: Launch) -> Mapping[str, Any]:
+    """Return the config as the engine will read it, with what `--hf-overrides` puts over it."""
+    overrides = launch.json("--hf-overrides")
+    if not isinstance(overrides, dict):
+        return config
+    merged = dict(config)
+    for key, value in overrides.items():
+        held = merged.get(key)
+        merged[key] = {**held, **value} if isinstance(held, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _finding(
+    fault_id: str, seen: str, expected: str, remedy: str, severity: Severity = Severity.REFUSES
+) -> PreflightFinding:
+    return PreflightFinding(id=fault_id, severity=severity, seen=seen, expected=expected, where=WHERE, remedy=remedy)
+
+
+def _dtype(checkpoint: Checkpoint, dtype: str) -> Iterator[PreflightFinding]:
+    model_type = text_config(checkpoint.config).get("model_type")
+    if dtype in HALF and model_type in NOT_IN_FLOAT16:
+        yield _finding(
+            "C07",
+            f'--dtype {dtype} for a model of type "{model_type}"',
+            "bfloat16 or float32, which this model type needs",
+            "use --dtype bfloat16",
+        )
+    elif dtype in HALF and any(tensor.dtype == "BF16" for tensor in checkpoint.tensors):
+        yield _finding(
+            "C07",
+            f"bf16 weights, --dtype {dtype}",
+            "bfloat16, or values and activations within +-65504",
+            "use --dtype bfloat16, or scan the values (--verify) and watch the canary",
+            Severity.RISK,
+        )
+
+
+def _parallel(config: Mapping[str, Any], launch: Launch) -> Iterator[PreflightFinding]:
+    size = launch.number("--tensor-parallel-size", 1)
+    if size is None:
+        return
+    if size < 1:
+        yield _finding("L03", f"tensor parallel size {size}", "1 or more", "choose a positive size")
+        return
+    heads, kv_heads = _count(config, "num_attention_heads"), _count(config, "num_key_value_heads")
+    divisors = [("num_attention_heads", heads)]
+    if kv_heads and size < kv_heads:
+        divisors.append(("num_key_value_heads", kv_heads))
+    rows = _count(config, "vocab_size")
+    if rows:
+        padded = (rows + PADDED_ROWS - 1) // PADDED_ROWS * PADDED_ROWS
+        divisors.append((f"vocab_size padded to {PADDED_ROWS}s,", padded))
+    for key in ("intermediate_size", "moe_intermediate_size"):
+        if key == "intermediate_size" or not launch.flags.get("--enable-expert-parallel"):
+            divisors.append((key, _count(config, key)))
+    for key, number in divisors:
+        if number and number % size:
+            yield _indivisible(f"tensor parallel size {size}", f"a divisor of {key} {number}")
+    if kv_heads and size > kv_heads and size % kv_heads:
+        yield _indivisible(f"tensor parallel size {size}", f"a multiple of num_key_value_heads {kv_heads}")
+    yield from _stages(config, launch, size)
+
+
+def _stages(config: Mapping[str, Any], launch: Launch, tensor_size: int) -> Iterator[PreflightFinding]:
+    stages, layers = launch.number("--pipeline-parallel-size", 1), _count(config, "num_hidden_layers")
+    if stages is not None and layers and stages > layers:
+        yield _finding(
+            "L03",
+            f"pipeline parallel size {stages}",
+            f"at most num_hidden_layers {layers}, so that each stage has a layer",
+            "choose a smaller pipeline parallel size",
+            Severity.RISK,
+        )
+    contexts = launch.number("--decode-context-parallel-size", 1)
+    if contexts and contexts > 1 and tensor_size % contexts and "--prefill-context-parallel-size" not in launch.values:
+        yield _indivisible(
+            f"decode context parallel size {contexts}", f"a divisor of the tensor parallel size {tensor_size}"
+        )
+    experts = next((count for key in ("num_experts", "num_local_experts") if (count := _count(config, key))), None)
+    if experts and tensor_size > experts and not launch.flags.get("--enable-expert-parallel"):
+        yield _finding(
+            "L03",
+            f"tensor parallel size {tensor_size}",
+            f"at most the number of experts {experts}, which most model classes demand",
+            "choose a smaller tensor parallel size",
+            Severity.RISK,
+        )
+
+
+def _indivisible(seen: str, expected: str) -> PreflightFinding:
+    return _finding("L03", seen, expected, "choose a size that divides the model")
+
+
+def _quantisation(config: Mapping[str, Any], launch: Launch, dtype: str) -> Iterator[PreflightFinding]:
+    declared = config.get("quantization_config")
+    method = declared.get("quant_method") if isinstance(declared, dict) else None
+    asked = launch.text("--quantization")
+    asked = None if asked in ("", "None") else asked
+    if asked is not None and asked not in names_known("quantizations", launch.release.read_as):
+        yield _finding(
+            "C08",
+            f"--quantization {shortened(asked)}",
+            f"a method that {launch.release.label} has",
+            "correct the name; only a plug-in could bring another method",
+        )
+    elif asked is not None and isinstance(method, str) and asked != method:
+        if not any(asked in family and method in family for family in SAME_METHOD):
+            yield _finding(
+                "C08",
+                f"--quantization {asked}, config.json says {shortened(method)}",
+                "one method",
+                "leave --quantization out: the config decides",
             )
-    if dtype in ("float16", "half") and any(tensor.dtype == "BF16" for tensor in checkpoint.tensors):
-        yield PreflightFinding(
-            id="C07",
-            severity=Severity.RISK,
-            seen=f"bf16 weights, --dtype {dtype}",
-            expected="bfloat16, or values and activations within +-65504",
-            where="launch arguments",
-            remedy="use --dtype bfloat16, or scan the values (--deep) and watch the canary",
+    elif asked in NEEDS_SCALES and not isinstance(declared, dict):
+        yield _finding(
+            "C08",
+            f"--quantization {asked}, no quantization_config",
+            f"a checkpoint that was quantised with {asked}",
+            "leave --quantization out, or publish the quantised checkpoint with its config",
         )
-    yield from _parallel(checkpoint.config, options)
-    yield from _length(checkpoint.config, options)
-
-
-def parse_options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options of an engine's command line: `--name value` and `--name=value`; flags map to ""."""
-    options: dict[str, str] = {}
-    pending: str | None = None
-    for argument in arguments:
-        if argument.startswith("-") and not _is_number(argument):
-            name, equals, value = argument.partition("=")
-            name = name.replace("_", "-")
-            options[name] = value
-            pending = None if equals else name
-        elif pending is not None:
-            options[pending] = argument
-            pending = None
-    return options
-
-
-def effective_dtype(dtype: str, arguments: Sequence[str]) -> str:
-    """Return the dtype that the engine will be asked for."""
-    return parse_options(arguments).get("--dtype", dtype)
-
-
-def _parallel(config: Mapping[str, Any], options: Mapping[str, str]) -> Iterator[PreflightFinding]:
-    size = _number(options.get("--tensor-parallel-size", options.get("-tp", "1")))
-    heads = config.get("num_attention_heads")
-    if size is not None and size > 1 and type(heads) is int and heads % size:
-        yield PreflightFinding(
-            id="L03",
-            severity=Severity.REFUSES,
-            seen=f"tensor parallel size {size}",
-            expected=f"a divisor of num_attention_heads {heads}",
-            where="launch arguments",
-            remedy="choose a tensor parallel size that divides the heads",
+    if (asked or method) in HALVES_ONLY and dtype in ("float", "float32"):
+        yield _finding(
+            "C07", f"--dtype {dtype} with {asked or method}", "float16 or bfloat16", "use --dtype auto or bfloat16"
         )
 
 
-def _length(config: Mapping[str, Any], options: Mapping[str, str]) -> Iterator[PreflightFinding]:
-    asked, longest = _number(options.get("--max-model-len", "")), config.get("max_position_embeddings")
-    if asked is not None and type(longest) is int and asked > longest and not config.get("rope_scaling"):
-        yield PreflightFinding(
-            id="L04",
-            severity=Severity.REFUSES,
-            seen=f"--max-model-len {asked}",
-            expected=f"at most max_position_embeddings {longest}",
-            where="launch arguments",
-            remedy="lower --max-model-len",
-        )
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-
-
-def _is_number(text: str) -> bool:
-    return text[1:2].isdecimal()
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int and 0 < value < 2**40 else None

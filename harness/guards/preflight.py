@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.checkpoint.survey import survey
-from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_USAGE, UsageError
-from harness.guards.finding import PreflightFinding, Severity, printable
-from harness.guards.launch_arguments import argument_findings, effective_dtype
+from harness.checkpoint.survey import Checkpoint, survey
+from harness.guards.consequences import with_consequence
+from harness.guards.expected import architecture
+from harness.guards.finding import BLOCKING, PreflightFinding, PreflightReport, Severity
+from harness.guards.launch import launch_of
+from harness.guards.launch_arguments import argument_findings, with_overrides
+from harness.guards.launch_files import file_findings, has_other_tokenizer
+from harness.guards.launch_line import line_of
+from harness.guards.launch_options import Launch
 from harness.guards.layout import layout_findings
+from harness.guards.releases import Release, architectures, newest, release_of
 from harness.guards.side_files import differences, side_file_findings
 from harness.guards.structure import finding_of
 from harness.guards.values import value_findings
 
-__all__ = ["PreflightFinding", "Severity", "check", "main"]
+__all__ = ["PreflightFinding", "PreflightReport", "Published", "Severity", "check", "examine"]
 
 UNREAD = ("D01", "D02", "D03", "D16", "D20")  # structural findings after which tensors of a shard are not known
 ORDER = {Severity.REFUSES: 0, Severity.SILENT: 1, Severity.RISK: 2}
-HEADINGS = {
-    Severity.REFUSES: "The engine would not start:",
-    Severity.SILENT: "The engine would start and serve wrong answers:",
-    Severity.RISK: "May be meant so, look at it:",
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The publisher's manifest, and the key that its signature must fit, where there is one."""
+
+    manifest: Path
+    public_key: Path | None = None
+    signature: Path | None = None
 
 
 def check(
@@ -36,84 +43,92 @@ def check(
     arguments: Sequence[str] = (),
     against: Path | None = None,
     read_tensors: bool = False,
+    engine: str | None = None,
 ) -> tuple[PreflightFinding, ...]:
     """Return everything that is wrong with the checkpoint in `path`, the worst first; never raises for what is in it.
 
     Headers and small files are read; with `read_tensors` all values too. `dtype` and `arguments` are what the engine
-    will be started with; `against` is the running checkpoint, for changes that weights cannot show.
+    will be started with, and `engine` is its release (`vllm==0.32.0`; the newest known when left out); `against` is the
+    running checkpoint, for changes that weights cannot show.
+
+    Raises: UsageError when `engine` names no release, or `arguments` are one line that is not quoted right.
     """
-    found = list(_findings(path, dtype, arguments, against, read_tensors))
-    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+    release = newest() if engine is None else release_of(engine)
+    launch = launch_of(line_of(arguments), release)
+    return examine(path, launch=launch, dtype=dtype, against=against, read_tensors=read_tensors).findings
+
+
+def examine(
+    path: Path,
+    *,
+    launch: Launch,
+    dtype: str = "auto",
+    against: Path | None = None,
+    read_tensors: bool = False,
+    published: Published | None = None,
+    fail_on: frozenset[Severity] = BLOCKING,
+) -> PreflightReport:
+    """Return the same with what could not be looked at; `launch` also says for which release.
+
+    Raises: UsageError, EnvironmentMissing when the manifest of `published` or its key cannot be used.
+    """
+    found = [*_findings(path, launch, dtype, against, read_tensors), *_differences_to(path, published)]
+    findings = [with_consequence(finding, launch.release) for finding in found]
+    return PreflightReport(
+        checkpoint=path,
+        engine=launch.release.label,
+        findings=tuple(sorted(findings, key=lambda finding: ORDER[finding.severity])),
+        unchecked=tuple(launch.unchecked),
+        fail_on=fail_on,
+    )
 
 
 def _findings(
-    path: Path, dtype: str, arguments: Sequence[str], against: Path | None, read_tensors: bool
+    path: Path, launch: Launch, dtype: str, against: Path | None, read_tensors: bool
 ) -> Iterator[PreflightFinding]:
-    checkpoint, defects = survey(path)
+    surveyed, defects = survey(path)
     structural = [finding_of(defect) for defect in defects]
     yield from structural
+    checkpoint = replace(surveyed, config=with_overrides(surveyed.config, launch))
     if path.is_dir():
         is_whole = not any(finding.id in UNREAD for finding in structural)
+        yield from _architecture(checkpoint, launch.release)
         yield from layout_findings(checkpoint, is_whole=is_whole)
-        yield from side_file_findings(checkpoint)
-    yield from argument_findings(checkpoint, dtype=dtype, arguments=arguments)
+        for finding in side_file_findings(checkpoint):
+            if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
+                yield finding
+    yield from argument_findings(checkpoint, launch, dtype=dtype)
+    if launch.is_given:
+        yield from file_findings(checkpoint, launch, against=against)
     if read_tensors:
-        to_fp16 = effective_dtype(dtype, arguments) in ("float16", "half")
+        to_fp16 = (launch.text("--dtype") or dtype) in ("float16", "half")
         yield from value_findings(checkpoint, to_fp16=to_fp16)
     if against is not None:
-        yield from differences(checkpoint, survey(against)[0])
+        yield from differences(surveyed, survey(against)[0])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `harness preflight`; return 0 when nothing blocks a rollout, 1 for findings, 3 for a wrong call."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    split = given.index("--") if "--" in given else len(given)
-    parser = argparse.ArgumentParser(
-        prog="harness preflight",
-        description="Check a checkpoint before an engine is started on it.",
-        epilog="After -- come the engine's own arguments, as they will be used.",
-        exit_on_error=False,
+def _differences_to(path: Path, published: Published | None) -> Iterator[PreflightFinding]:
+    if published is not None:
+        from harness.guards.manifest import manifest_findings  # hashing is not needed for anything else
+
+        key, signature = published.public_key, published.signature
+        yield from manifest_findings(path, published.manifest, public_key=key, signature=signature)
+
+
+def _architecture(checkpoint: Checkpoint, release: Release) -> Iterator[PreflightFinding]:
+    """Yield an architecture that the release does not implement; transformers may stand in for some."""
+    named = architecture(checkpoint.config)
+    if named is None or not release.is_read:
+        return
+    own, of_transformers = architectures(release)
+    if named in own or "auto_map" in checkpoint.config:
+        return
+    stands_in = named in of_transformers
+    yield PreflightFinding(
+        id="C06",
+        severity=Severity.RISK if stands_in else Severity.REFUSES,
+        seen=f'architecture "{named[:100]}"' + (", which only transformers has" if stands_in else ""),
+        expected=f"an architecture that {release.label} has",
+        where='"config.json"',
+        remedy="use a release that has it",
     )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--against", type=Path, metavar="OLD", help="the running checkpoint, to see what changed")
-    parser.add_argument("--dtype", default="auto", help="the --dtype of the engine (default: auto)")
-    parser.add_argument("--deep", action="store_true", help="read all tensor values too")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    try:
-        options = parser.parse_args(given[:split])
-        for directory in filter(None, (options.checkpoint, options.against)):
-            if not directory.is_dir():
-                raise UsageError(f'"{directory}" is not a directory')
-    except (argparse.ArgumentError, UsageError) as error:
-        print(f"harness preflight: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except SystemExit as end:  # --help, or an argument that is absent
-        return EXIT_HELD if end.code in (0, None) else EXIT_USAGE
-    findings = check(
-        options.checkpoint,
-        dtype=options.dtype,
-        arguments=given[split + 1 :],
-        against=options.against,
-        read_tensors=options.deep,
-    )
-    blocking = sum(finding.blocks for finding in findings)
-    if options.json:
-        print(
-            json.dumps({"checkpoint": str(options.checkpoint), "findings": [f.as_json() for f in findings]}, indent=1)
-        )
-    else:
-        for severity, group in groupby(findings, key=lambda finding: finding.severity):
-            print(HEADINGS[severity])
-            for finding in group:
-                print(f"\n{finding.as_text()}")
-            print()
-        print(_verdict(options.checkpoint, blocking, len(findings) - blocking))
-    return EXIT_BROKEN if blocking else EXIT_HELD
-
-
-def _verdict(checkpoint: Path, blocking: int, risks: int) -> str:
-    also = f"; {risks} {'risk' if risks == 1 else 'risks'} to look at" if risks else ""
-    if not blocking:
-        return printable(f'"{checkpoint}": nothing that should stop the rollout{also}')
-    counted = f"{blocking} {'finding' if blocking == 1 else 'findings'}"
-    return printable(f'"{checkpoint}": do not roll out, {counted}{also}')

@@ -19,7 +19,7 @@ from harness.checkpoint import models
 from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_shard
 from harness.checkpoint.defect import Defect
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_USAGE
-from harness.guards import preflight
+from harness.guards import preflight_command
 from harness.guards.expected import expected_tensors, is_cut
 from harness.guards.preflight import PreflightFinding, Severity, check
 from harness.guards.structure import MEANING
@@ -134,7 +134,7 @@ def test_wrong_shape(path: Path, name: str, shape: tuple[int, ...], fault_id: st
         ({"hidden_size": "32"}, {("C02", REFUSES)}),
         ({"hidden_size": -1}, {("C02", REFUSES)}),
         ({"hidden_size": ...}, {("C02", REFUSES)}),
-        ({"architectures": ["StrangeForCausalLM"]}, {("C06", RISK)}),
+        ({"architectures": ["StrangeForCausalLM"]}, {("C06", RISK), ("C06", REFUSES)}),
         ({"architectures": ...}, {("C06", RISK)}),
         ({"architectures": [{}]}, {("C06", RISK)}),
         ({"quantization_config": {"quant_method": "fp8"}}, {("C06", RISK), ("C08", RISK)}),
@@ -234,7 +234,8 @@ def test_scales_without_a_quantisation_config(path: Path) -> None:
         (("--tensor-parallel-size", "3"), "auto", {("L03", REFUSES)}),
         (("-tp=3",), "auto", {("L03", REFUSES)}),
         (("--max-model-len", "4096"), "auto", {("L04", REFUSES)}),
-        (("--max-model-len", "-1", "--seed", "x"), "bfloat16", set()),
+        (("--max-model-len", "-1", "--seed", "7"), "bfloat16", set()),
+        (("--max-model-len", "-1", "--seed", "x"), "bfloat16", {("L01", REFUSES)}),
     ],
 )
 def test_launch_arguments(
@@ -377,25 +378,25 @@ def test_families() -> None:
 
 
 def test_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert preflight.main([str(path)]) == EXIT_HELD
+    assert preflight_command.main([str(path)]) == EXIT_HELD
     assert "nothing that should stop the rollout" in capsys.readouterr().out
-    assert preflight.main([str(path), "--", "serve", "--dtype", "fp16"]) == EXIT_BROKEN
+    assert preflight_command.main([str(path), "--", "serve", "--dtype", "fp16"]) == EXIT_BROKEN
     printed = capsys.readouterr().out
     assert "use --dtype float16" in printed
     assert printed.startswith("The engine would not start:\n\nL01  ")
     assert printed.endswith("do not roll out, 1 finding\n")
     edit_json(path / "config.json", intermediate_size=32)
-    assert preflight.main([str(path), "--json", "--deep"]) == EXIT_BROKEN
+    assert preflight_command.main([str(path), "--json", "--verify"]) == EXIT_BROKEN
     report = json.loads(capsys.readouterr().out)
     assert {finding["id"] for finding in report["findings"]} == {"C02"}
     edit_json(path / "config.json", intermediate_size=48, tie_word_embeddings=True)
-    assert preflight.main([str(path)]) == EXIT_HELD  # a mere risk does not block
+    assert preflight_command.main([str(path)]) == EXIT_HELD  # a mere risk does not block
     assert "nothing that should stop the rollout; 1 risk to look at" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["/absent"], [], ["--against"], ["/", "--strange"]])
 def test_wrong_calls_are_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert preflight.main(arguments) == EXIT_USAGE
+    assert preflight_command.main(arguments) == EXIT_USAGE
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Traceback" not in printed.err
@@ -404,7 +405,7 @@ def test_wrong_calls_are_one_sentence(arguments: list[str], capsys: pytest.Captu
 def test_names_from_a_checkpoint_cannot_steer_a_terminal(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_tensors(path, lambda tensors: tensors.update({"\x1b[2Jx\n": tensors["model.norm.weight"]}))
     (path / "\udcff\x1b.part").touch()
-    assert preflight.main([str(path)]) == EXIT_BROKEN
+    assert preflight_command.main([str(path)]) == EXIT_BROKEN
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "\\x1b[2Jx\\n" in printed
