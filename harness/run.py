@@ -288,7 +288,7 @@ class Run:
 
         def on_request(request: Request) -> None:
             if request.prompt_logprobs:
-                seen = ground.goldens.compare(request.prompt_logprobs)
+                seen = ground.goldens.compare(request.prompt_logprobs, request.rotation)
                 request = replace(
                     request,
                     answer=seen.answer,

@@ -11,7 +11,9 @@ from harness.engine.engine import Engine, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import EngineNotReady, WaitExpired
 from harness.ground import Ground, Traffic, Watcher
-from harness.guards.canary import Answer, Comparison, complete, prompt_logprobs_of, request_body
+from harness.guards.canary import Answer, Comparison
+from harness.guards.canary_pass import ask, check_stream
+from harness.guards.engine_api import EngineApi
 from harness.observe.history import EventKind
 from harness.observe.logs import classify
 from harness.observe.metrics import scrape
@@ -19,7 +21,6 @@ from harness.observe.signatures import ERROR
 
 CANARY_LIMIT_S = 60.0
 DRAIN_LIMIT_S = 15.0
-WARM_UP_TOKENS = 8
 
 
 @dataclass(slots=True)
@@ -78,26 +79,28 @@ class Service:
             self.watcher.watch(engine.endpoint, engine.incarnation, self.ground.api_key)
 
     def answers_from(self, engine: Engine, expected: Answer) -> bool:
-        """Ask before any user does; afterwards decode once, since a fresh engine compiles at its first request."""
-        prompts = self.ground.goldens.old.prompts
+        """Ask before any user does: every canary prompt, then one stream, at which a fresh engine also compiles."""
+        goldens = self.ground.goldens
         limit_s = min(CANARY_LIMIT_S, max(self.ground.deadline.remaining_s(), 1.0))
-        error = ""
+        api = EngineApi(url=engine.endpoint, api_key=self.ground.api_key, limit_s=limit_s)
+        seen: Comparison | None = None
+        answer = ""
         try:
-            body = request_body(SERVED_MODEL_NAME, prompts)
-            answer = complete(engine.endpoint, body, api_key=self.ground.api_key, limit_s=limit_s)
-            seen: Comparison | None = self.ground.goldens.compare(prompt_logprobs_of(answer, prompts))
-            warm_up = {**request_body(SERVED_MODEL_NAME, prompts[:1], max_tokens=WARM_UP_TOKENS)}
-            complete(engine.endpoint, warm_up, api_key=self.ground.api_key, limit_s=limit_s)
+            seen = goldens.compare(ask(api, SERVED_MODEL_NAME, goldens.old.prompts, rotation=None).rows)
+            answer = str(seen.answer)
+            streamed = check_stream(api, SERVED_MODEL_NAME, goldens.new if expected is Answer.NEW else goldens.old)
+            if seen.answer is expected and streamed.because:
+                answer = f"broken stream ({streamed.because[:200]})"
         except (OSError, ValueError) as failure:
-            seen, error = None, f"{type(failure).__name__}: {failure}"
+            answer = f"no answer ({type(failure).__name__}: {failure}"[:211] + ")"
         self._event(
             EventKind.CANARY_CHECKED,
             incarnation=engine.incarnation,
-            answer=f"no answer ({error[:200]})" if seen is None else seen.answer,
+            answer=answer,
             difference_old=None if seen is None else seen.difference_old,
             difference_new=None if seen is None else seen.difference_new,
         )
-        return seen is not None and seen.answer is expected
+        return answer == expected
 
     def admit(self, engine: Engine) -> None:
         """Send users to this engine from now on."""

@@ -15,7 +15,7 @@ from harness.errors import UsageError
 ENGINES = ("auto", "container", "process", "reference")
 MODELS = ("tiny", "smollm2")
 DEFAULT_VLLM_VERSION = "0.32.0"
-MODEL_LEN_MIN = 128  # the longest canary prompts have 72 tokens, the longest answers 32
+MODEL_LEN_MIN = 128  # the longest canary prompts have 32 tokens, the longest answers 32
 # What a run can be told, by the command line as --NAME and by pytest as --rollout-NAME.
 EXPLAINED = {
     "engine": "engine to use: auto, container, process or reference",

@@ -269,7 +269,8 @@ def exposure(history: History) -> Exposure:
 
     An incarnation is suspected from when its last right canary was sent (or its start) until its next right one (or its
     end), if any canary in between was wrong or got no usable answer; it is convicted between its first and last wrong
-    canary. One that answered users and never a canary rightly is suspected throughout.
+    canary. One that answered users and never a canary rightly is suspected throughout. Canaries that ask other prompts are
+    followed apart.
     """
     lower = upper = 0
     evidence: list[str] = []
@@ -284,7 +285,10 @@ def exposure(history: History) -> Exposure:
         convicted: dict[str, Request] = {}
         if not any(mark.is_right for mark in marks):
             suspected = {r.id: r for r in answered}
-        for begin_ns, end_ns, doubtful in _doubtful_spans(marks):
+        # A right answer to some prompts does not clear an engine that answers others wrongly: each pass is followed alone.
+        rotations: set[int | None] = {mark.rotation for mark in marks} - {None}
+        followed = [[mark for mark in marks if mark.rotation in (None, rotation)] for rotation in rotations or {None}]
+        for begin_ns, end_ns, doubtful in (span for alone in followed for span in _doubtful_spans(alone)):
             within = [r for r in answered if r.ended_ns > begin_ns and _sent(r) < end_ns]
             suspected |= {r.id: r for r in within}
             wrong = [mark for mark in doubtful if mark.is_wrong]
@@ -305,6 +309,7 @@ class _Mark:
     ended_ns: int
     is_right: bool
     is_wrong: bool
+    rotation: int | None = None  # which pass of the canary prompts was asked; None: all
 
 
 def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int, list[_Mark]]]:
@@ -340,9 +345,11 @@ def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[
             marks.append(_mark(event.at_ns, event.at_ns, str(answer), expected))
     for canary in history.canaries():
         if canary.incarnation == incarnation and canary.result is RequestResult.OK:
-            marks.append(_mark(_sent(canary), canary.ended_ns, str(canary.answer), expected))
+            mark = _mark(_sent(canary), canary.ended_ns, str(canary.answer), expected)
+            marks.append(replace(mark, rotation=canary.rotation))
         elif canary.incarnation == incarnation and canary.result in _UNUSABLE:
-            marks.append(_Mark(sent_ns=_sent(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False))
+            mark = _Mark(sent_ns=_sent(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False)
+            marks.append(replace(mark, rotation=canary.rotation))
     return sorted(marks, key=lambda mark: mark.ended_ns)
 
 

@@ -34,7 +34,7 @@ from locust.html import get_html_report  # noqa: E402
 from locust.stats import stats_history  # noqa: E402
 
 from harness.clock import NS_PER_S, now_ns  # noqa: E402
-from harness.guards.canary import request_body  # noqa: E402
+from harness.guards.canary import of_pass, request_body  # noqa: E402
 from harness.load.client import Outcome, send_canary, send_completion  # noqa: E402
 from harness.load.plan import Arrival, LoadPlan  # noqa: E402
 from harness.load.sse import completion_body  # noqa: E402
@@ -149,7 +149,7 @@ class Loader:
     def _outcome(self, arrival: Arrival, endpoint: str) -> Outcome:
         limits = self.plan.shape.limits
         if arrival.kind == "canary":
-            prompts = self.plan.canary_prompts
+            prompts = of_pass(self.plan.canary_prompts, _rotation(arrival))
             body = request_body(self._model, prompts, max_tokens=arrival.max_tokens)
             return send_canary(endpoint, body, prompts=prompts, limits=limits, api_key=self._api_key)
         body = completion_body(self._model, arrival.prompt, arrival.max_tokens)
@@ -173,6 +173,7 @@ class Loader:
             output_sha256=outcome.output_sha256,
             output_tokens=outcome.output_tokens,
             prompt_logprobs=outcome.prompt_logprobs,
+            rotation=_rotation(arrival),
         )
         self._records.write(json.dumps(asdict(request)) + "\n")
         self._records.flush()
@@ -284,6 +285,11 @@ def main() -> None:
     page: str = get_html_report(environment)  # type: ignore[no-untyped-call]
     (options.directory / "locust.html").write_text(page, encoding="utf-8")
     commands.say(ended=report)
+
+
+def _rotation(arrival: Arrival) -> int | None:
+    """Return which pass of the canary prompts an arrival asks: canaries are numbered, and take turns."""
+    return int(arrival.id.rpartition("-")[2]) if arrival.kind == "canary" else None
 
 
 def _die(_: object) -> None:

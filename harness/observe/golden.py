@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,28 +17,37 @@ from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import GoldenUnusable, HarnessError
 from harness.guards.canary import (
+    PASS_TOKENS_MAX,
+    PROMPTS_PER_PASS,
     Golden,
     GoldenPair,
     LogprobRows,
     TokenRows,
-    complete,
     largest_difference,
-    prompt_logprobs_of,
-    request_body,
+    of_pass,
+    pass_count,
 )
+from harness.guards.canary_pass import ask
+from harness.guards.decoded import Decoded, Steps, decode, decoded_difference
+from harness.guards.engine_api import EngineApi
 
-PROMPT_COUNT = 2
-PROMPT_TOKENS = 24
+PROMPT_COUNT = 8
+PROMPT_TOKENS = (24, 28, PASS_TOKENS_MAX // PROMPTS_PER_PASS)  # of each attempt to tell two checkpoints apart
 FIRST_ORDINARY_TOKEN = 3
 NOISE_CHECKS = 40
+NOISE_CHECKS_DECODED = 10
 NOISE_STREAMS = 4
 NOISE_FACTOR = 4.0  # the noise seen is a sample: allow more than its largest value
 TOLERANCE_MIN = 1e-3  # JSON rounds, and 0 seen in N checks bounds nothing below 3/N
+# A continuation is computed in batches of other sizes under load, and was asked ten times only.
+TOLERANCE_MIN_DECODED = 0.02
 # Mean absolute difference of bfloat16 arithmetic to ours in float32: 0.01 on the tiny model, 0.08 on SmolLM2-135M (largest
 # single value 0.39); the mildest silent damage tried on the latter, another rope_theta, is 0.19.
 FORWARD_MEAN_MAX = 0.15
 ASK_LIMIT_S = 60.0
-GREEDY_TOKENS = 8
+STREAMED_TOKENS = 8
+DEEP_OUTPUT_TOKENS = 4
+FORMAT = 2  # of what is measured; stored goldens of another are not taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +59,54 @@ class GoldenRequest:
     launch: Launch
     prompts: TokenRows
     vocabulary_size: int
+    deep: tuple[int, ...] | None = None  # a long prompt, to be asked too
 
 
-def canary_prompts(vocabulary_size: int, *, seed: int, attempt: int = 0) -> TokenRows:
-    """Return the canary prompts as token ids; each attempt gives other and longer ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What an engine answered, and how far noise moved it."""
+
+    prompt_logprobs: LogprobRows
+    noise_max: float
+    noise_checks: int
+    streamed: Decoded
+    deep: Decoded | None
+
+    @property
+    def tolerance(self) -> float:
+        """Return how far a right answer may be from these."""
+        return max(TOLERANCE_MIN, NOISE_FACTOR * self.noise_max)
+
+
+def canary_prompts(vocabulary_size: int, *, seed: int, attempt: int = 0, count: int = PROMPT_COUNT) -> TokenRows:
+    """Return the canary prompts as token ids; each attempt gives other and longer ones, the last the longest.
+
+    No token comes twice before every ordinary one has come once, so that prompts read as many rows of the embedding as
+    they can: `count` prompts of attempt 0 read 24 times as many.
+    """
     random = Random(f"{seed}:canary:{attempt}")
-    length = PROMPT_TOKENS * (attempt + 1)
-    return tuple(
-        tuple(random.randrange(FIRST_ORDINARY_TOKEN, vocabulary_size) for _ in range(length))
-        for _ in range(PROMPT_COUNT)
-    )
+    length = PROMPT_TOKENS[min(attempt, len(PROMPT_TOKENS) - 1)]
+    tokens = _distinct_tokens(random, vocabulary_size, count * length)
+    return tuple(tuple(tokens[first : first + length]) for first in range(0, count * length, length))
+
+
+def deep_prompt(vocabulary_size: int, *, seed: int, length: int) -> tuple[int, ...]:
+    """Return one long prompt as token ids."""
+    return tuple(_distinct_tokens(Random(f"{seed}:deep"), vocabulary_size, length))
+
+
+def _distinct_tokens(random: Random, vocabulary_size: int, count: int) -> list[int]:
+    ordinary = range(FIRST_ORDINARY_TOKEN, vocabulary_size)
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens += random.sample(ordinary, len(ordinary))
+    return tokens[:count]
 
 
 def golden_key(identity: EngineIdentity, request: GoldenRequest) -> str:
     """Return the name under which a golden is kept: everything that may change an answer."""
     parts = [
+        FORMAT,
         identity.name,
         identity.version,
         identity.build,
@@ -93,18 +136,19 @@ def measure_golden(
     engine = starter.start(request.launch, incarnation=f"golden-{request.weights_id}")
     try:
         engine.wait_ready(ready_limit_s)
-        idle = _ask(engine.endpoint, request.prompts, api_key)
-        greedy = _greedy(engine.endpoint, request.prompts, api_key)
-        noise = _noise_under_load(engine.endpoint, request, idle, api_key, seed)
+        answers = measure_answers(
+            EngineApi(url=engine.endpoint, api_key=api_key, limit_s=ASK_LIMIT_S),
+            SERVED_MODEL_NAME,
+            request.prompts,
+            vocabulary_size=request.vocabulary_size,
+            seed=seed,
+            deep=request.deep,
+        )
     finally:
         engine.stop()
     if forward is not None:
-        difference = mean_difference(idle, forward(request.source, request.prompts))
-        if difference > FORWARD_MEAN_MAX:
-            raise GoldenUnusable(
-                f'{identity.label} on "{request.source}" differs by {difference:.3g} on average from our own forward pass on the same '
-                f"weights (limit {FORWARD_MEAN_MAX:g}), so it cannot say what is right; log: {engine.log_path}"
-            )
+        who = f'{identity.label} on "{request.source}" (log: {engine.log_path})'
+        require_agreement(answers.prompt_logprobs, forward(request.source, request.prompts), who)
     return Golden(
         weights_id=request.weights_id,
         engine=identity.label,
@@ -112,11 +156,94 @@ def measure_golden(
         hardware=identity.hardware,
         flags=request.launch.flags(),
         prompts=request.prompts,
+        prompt_logprobs=answers.prompt_logprobs,
+        noise_max=answers.noise_max,
+        noise_checks=answers.noise_checks,
+        tolerance=answers.tolerance,
+        vocabulary_size=request.vocabulary_size,
+        streamed=answers.streamed,
+        deep=answers.deep,
+    )
+
+
+def require_agreement(answered: LogprobRows, computed: LogprobRows, who: str) -> None:
+    """Check that an engine's answers are those of our own forward pass on the same weights.
+
+    Raises: GoldenUnusable naming the mean difference and the limit.
+    """
+    difference = mean_difference(answered, computed)
+    if difference > FORWARD_MEAN_MAX:
+        raise GoldenUnusable(
+            f"{who} differs by {difference:.3g} on average from our own forward pass on the same weights (limit "
+            f"{FORWARD_MEAN_MAX:g}), so it cannot say what is right"
+        )
+
+
+def measure_answers(
+    api: EngineApi,
+    model: str,
+    prompts: TokenRows,
+    *,
+    vocabulary_size: int,
+    seed: int,
+    deep: tuple[int, ...] | None = None,
+    under_load: bool = True,
+) -> Answers:
+    """Ask an undamaged engine all prompts, then again and again to see how far noise moves the answers.
+
+    With `under_load`, other requests of random lengths are in flight meanwhile; without, it is asked as it is.
+    Raises: HarnessError when it gives no usable answer; GoldenUnusable when the other requests broke off.
+    """
+    try:
+        idle = ask(api, model, prompts, rotation=None).rows
+        if not idle:
+            raise ValueError("the engine says that its logprobs are not finite")
+        firsts = [decode(api, model, prompts[0], max_tokens=STREAMED_TOKENS)]
+        if deep is not None:
+            firsts.append(decode(api, model, deep, max_tokens=DEEP_OUTPUT_TOKENS))
+        with _other_traffic(api, model, vocabulary_size, seed) if under_load else nullcontext():
+            noise = max(_noise(api, model, prompts, idle, number) for number in range(NOISE_CHECKS))
+            decoded = [
+                _with_noise(api, model, prompt, first)
+                for prompt, first in zip((prompts[0], deep or ()), firsts, strict=False)
+            ]
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"the undamaged checkpoint gave no usable answer: {error}") from error
+    return Answers(
         prompt_logprobs=idle,
-        greedy_tokens=greedy,
         noise_max=noise,
         noise_checks=NOISE_CHECKS,
-        tolerance=max(TOLERANCE_MIN, NOISE_FACTOR * noise),
+        streamed=decoded[0],
+        deep=decoded[1] if deep is not None else None,
+    )
+
+
+def _noise(api: EngineApi, model: str, prompts: TokenRows, idle: LogprobRows, number: int) -> float:
+    rotation = number % pass_count(prompts)
+    return largest_difference(of_pass(idle, rotation), ask(api, model, prompts, rotation=rotation).rows)
+
+
+def _with_noise(api: EngineApi, model: str, prompt: tuple[int, ...], first: Steps) -> Decoded:
+    """Ask for the same continuation again and again.
+
+    Raises: GoldenUnusable when even its length changes.
+    """
+    count = first.count
+    again = [decode(api, model, prompt, max_tokens=count) for _ in range(NOISE_CHECKS_DECODED)]
+    # With nothing certain yet, only lengths and values that are not finite are beyond measure.
+    noise = max(
+        decoded_difference(first.tokens, first.logprobs, first.margins, steps, tolerance=math.inf) for steps in again
+    )
+    if not math.isfinite(noise):
+        raise GoldenUnusable(f"the continuation of a prompt of {len(prompt)} tokens came with other numbers of tokens")
+    return Decoded(
+        prompt=prompt,
+        tokens=first.tokens,
+        logprobs=first.logprobs,
+        margins=first.margins,
+        noise_max=noise,
+        noise_checks=len(again),
+        tolerance=max(TOLERANCE_MIN_DECODED, NOISE_FACTOR * noise),
     )
 
 
@@ -150,61 +277,38 @@ def mean_difference(left: LogprobRows, right: LogprobRows) -> float:
     return sum(values) / len(values)
 
 
-def _ask(endpoint: str, prompts: TokenRows, api_key: str) -> LogprobRows:
-    body = request_body(SERVED_MODEL_NAME, prompts)
-    try:
-        return prompt_logprobs_of(complete(endpoint, body, api_key=api_key, limit_s=ASK_LIMIT_S), prompts)
-    except (OSError, ValueError) as error:
-        raise HarnessError(f"the undamaged checkpoint gave no usable answer: {error}") from error
+@contextmanager
+def _other_traffic(api: EngineApi, model: str, vocabulary_size: int, seed: int) -> Iterator[None]:
+    """Keep other requests of random lengths in flight.
 
-
-def _greedy(endpoint: str, prompts: TokenRows, api_key: str) -> TokenRows:
-    body = {
-        "model": SERVED_MODEL_NAME,
-        "prompt": [list(prompt) for prompt in prompts],
-        "max_tokens": GREEDY_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    try:
-        choices = complete(endpoint, body, api_key=api_key, limit_s=ASK_LIMIT_S)["choices"]
-        ordered = sorted(choices, key=lambda choice: choice["index"])
-        return tuple(tuple(int(token) for token in choice["token_ids"]) for choice in ordered)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HarnessError(f"the undamaged checkpoint gave no usable greedy answer: {error}") from error
-
-
-def _noise_under_load(endpoint: str, request: GoldenRequest, idle: LogprobRows, api_key: str, seed: int) -> float:
-    """Return the largest difference to the idle answer while other requests of random lengths are in flight."""
+    Raises: GoldenUnusable at the end when they broke off, since noise without load would be none.
+    """
     ended = threading.Event()
-    deadline = Deadline.after(ASK_LIMIT_S * 2)
+    deadline = Deadline.after(ASK_LIMIT_S * 4)
     answered: list[int] = []  # streams, one entry per answered request
 
-    def other_traffic(stream: int) -> None:
+    def go_on(stream: int) -> None:
         random = Random(f"{seed}:noise:{stream}")
         while not ended.is_set() and not deadline.is_expired():
-            prompt = [
-                random.randrange(FIRST_ORDINARY_TOKEN, request.vocabulary_size) for _ in range(random.randint(4, 48))
-            ]
+            prompt = [random.randrange(FIRST_ORDINARY_TOKEN, vocabulary_size) for _ in range(random.randint(4, 48))]
             body = {
-                "model": SERVED_MODEL_NAME,
+                "model": model,
                 "prompt": prompt,
                 "max_tokens": random.randint(4, 32),
                 "temperature": 0,
                 "ignore_eos": True,
             }
             try:
-                complete(endpoint, body, api_key=api_key, limit_s=ASK_LIMIT_S)
+                api.complete(body)
             except (OSError, ValueError):
                 return  # counted below: noise without load would be none
             answered.append(stream)
 
-    streams = [threading.Thread(target=other_traffic, args=(number,), daemon=True) for number in range(NOISE_STREAMS)]
+    streams = [threading.Thread(target=go_on, args=(number,), daemon=True) for number in range(NOISE_STREAMS)]
     for stream in streams:
         stream.start()
     try:
-        noise = max(largest_difference(idle, _ask(endpoint, request.prompts, api_key)) for _ in range(NOISE_CHECKS))
+        yield
         is_alone = not all(stream.is_alive() for stream in streams)
     finally:
         ended.set()
@@ -212,7 +316,6 @@ def _noise_under_load(endpoint: str, request: GoldenRequest, idle: LogprobRows, 
             stream.join(timeout=ASK_LIMIT_S)
     if is_alone or not answered:
         raise GoldenUnusable(
-            f"noise could not be measured under load: {len(answered)} requests beside the {NOISE_CHECKS} checks were "
-            f"answered, and {'not ' if is_alone else ''}all {NOISE_STREAMS} streams of them went on to the end"
+            f"noise could not be measured under load: {len(answered)} requests beside the checks were answered, and "
+            f"{'not ' if is_alone else ''}all {NOISE_STREAMS} streams of them went on to the end"
         )
-    return noise

@@ -79,7 +79,6 @@ class EventKind(StrEnum):
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
     ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects
-    TRAFFIC_WITHDRAWN = "traffic_withdrawn"  # incarnation
     CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new: before traffic
     DETECTION_SEEN = "detection_seen"  # layer, because: what the runner acted upon
     REMEDY_STARTED = "remedy_started"  # what
@@ -121,7 +120,8 @@ class Request:
     error: str = ""
     output_sha256: str = ""
     output_tokens: int = 0
-    prompt_logprobs: tuple[tuple[float, ...], ...] = ()  # one row per canary prompt
+    prompt_logprobs: tuple[tuple[float, ...], ...] = ()  # one row per prompt of the canary's pass
+    rotation: int | None = None  # which pass of the canary prompts was asked; None: all of them
     answer: Answer | None = None  # canaries only
     difference_old: float | None = None  # largest absolute difference to the golden of the old checkpoint
     difference_new: float | None = None

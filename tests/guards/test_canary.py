@@ -39,7 +39,6 @@ def golden(logprobs: tuple[tuple[float, ...], ...], **changes: Any) -> Golden:
         flags=("auto", "256"),
         prompts=PROMPTS,
         prompt_logprobs=logprobs,
-        greedy_tokens=((3,), (4,)),
         noise_max=0.0,
         noise_checks=20,
         tolerance=0.01,

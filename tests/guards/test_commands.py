@@ -96,7 +96,6 @@ def goldens(tmp_path: Path) -> dict[str, Path]:
         flags=("auto", "256"),
         prompts=PROMPTS,
         prompt_logprobs=OLD,
-        greedy_tokens=((3,), (4,)),
         noise_max=0.0,
         noise_checks=20,
         tolerance=0.01,

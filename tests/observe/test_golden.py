@@ -19,12 +19,22 @@ from harness.engine.reference.check import forward_logprobs
 from harness.engine.reference_starter import ReferenceStarter
 from harness.errors import GoldenUnusable, HarnessError
 from harness.goldens import Goldens, require_own_weights
-from harness.guards.canary import Golden, GoldenPair, LogprobRows, TokenRows
+from harness.guards.canary import (
+    PASS_TOKENS_MAX,
+    Golden,
+    GoldenPair,
+    LogprobRows,
+    TokenRows,
+    of_pass,
+    pass_count,
+)
 from harness.label import new_label
 from harness.observe.golden import (
-    GREEDY_TOKENS,
+    NOISE_CHECKS_DECODED,
     NOISE_FACTOR,
+    STREAMED_TOKENS,
     TOLERANCE_MIN,
+    TOLERANCE_MIN_DECODED,
     GoldenRequest,
     canary_prompts,
     choose_pair,
@@ -53,7 +63,6 @@ def golden(weights_id: str, first: float, *, tolerance: float = 0.01, prompts: T
         flags=(),
         prompts=prompts,
         prompt_logprobs=((-first, -2.0),),
-        greedy_tokens=((1,),),
         noise_max=0.0,
         noise_checks=40,
         tolerance=tolerance,
@@ -102,10 +111,19 @@ def test_equal_checkpoints_are_refused_at_once() -> None:
 
 def test_every_attempt_has_other_and_longer_prompts_and_the_same_seed_the_same() -> None:
     attempts = [canary_prompts(512, seed=1, attempt=number) for number in range(3)]
-    assert [len(prompts[0]) for prompts in attempts] == [24, 48, 72]
+    assert [len(prompts[0]) for prompts in attempts] == [24, 28, 32]
     assert attempts[1][0][:24] != attempts[0][0]
     assert canary_prompts(512, seed=1) == attempts[0] != canary_prompts(512, seed=2)
     assert all(3 <= token < 512 for prompts in attempts for prompt in prompts for token in prompt)
+    for prompts in attempts:  # the price of one pass
+        assert all(sum(map(len, of_pass(prompts, turn))) <= PASS_TOKENS_MAX for turn in range(pass_count(prompts)))
+
+
+def test_prompts_read_as_many_rows_of_the_embedding_as_they_can() -> None:
+    tokens = [token for prompt in canary_prompts(512, seed=1) for token in prompt]
+    assert len(set(tokens)) == len(tokens) == 8 * 24
+    everything = {token for prompt in canary_prompts(512, seed=1, count=22) for token in prompt}
+    assert everything == set(range(3, 512))
 
 
 # --- the key ---
@@ -145,6 +163,20 @@ def test_the_key_is_the_same_wherever_the_checkpoint_lies() -> None:
 # --- measuring, against a stub ---
 
 
+def decoded_choice(count: int, shift: float) -> dict[str, Any]:
+    """Return a continuation of tokens 7, whose second best is 1.5 less likely."""
+    return {
+        "index": 0,
+        "token_ids": [7] * count,
+        "logprobs": {
+            "tokens": ["token_id:7"] * count,
+            "token_logprobs": [-0.5 + shift] * count,
+            "top_logprobs": [{"token_id:7": -0.5 + shift, "token_id:8": -2.0 + shift}] * count,
+        },
+        "finish_reason": "length",
+    }
+
+
 class StubEngine:
     """Answers canaries with -1, -2, ..., a little off while other requests are under way; counts what it is asked."""
 
@@ -153,6 +185,8 @@ class StubEngine:
         self.status = status
         self.others = 0
         self.canaries = 0
+        self.decoded = 0
+        self.shorter = 0
         self.is_stopped = False
         self.fails_others = False
         self.log_path = Path("/logs/golden.log")
@@ -166,7 +200,7 @@ class StubEngine:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 text = json.dumps(stub.answer(body)).encode()
-                is_other = "prompt_logprobs" not in body and not body.get("return_token_ids")
+                is_other = "prompt_logprobs" not in body and "logprobs" not in body
                 self.send_response(500 if is_other and stub.fails_others else stub.status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -181,10 +215,10 @@ class StubEngine:
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("return_token_ids"):
-            choices = [
-                {"index": index, "token_ids": [index] * body["max_tokens"]} for index in range(len(body["prompt"]))
-            ]
-            return {"choices": choices[::-1]}
+            with self._lock:
+                self.decoded += 1
+                shift = self.noise if self._under_way else 0.0
+            return {"choices": [decoded_choice(body["max_tokens"] - self.shorter, shift)]}
         if "prompt_logprobs" not in body:
             with self._lock:
                 self.others += not self.fails_others
@@ -252,7 +286,13 @@ def test_noise_is_measured_while_other_requests_are_under_way(stub: StubEngine) 
     assert seen.tolerance == pytest.approx(NOISE_FACTOR * NOISE)
     assert stub.canaries == 1 + seen.noise_checks
     assert stub.others > 0
-    assert seen.greedy_tokens == ((0,) * GREEDY_TOKENS, (1,) * GREEDY_TOKENS)
+    assert seen.streamed is not None
+    assert seen.streamed.tokens == (7,) * STREAMED_TOKENS
+    assert seen.streamed.margins == (1.5,) * STREAMED_TOKENS
+    assert seen.streamed.noise_max == pytest.approx(NOISE)
+    assert seen.streamed.tolerance == pytest.approx(NOISE_FACTOR * NOISE)
+    assert stub.decoded == 1 + NOISE_CHECKS_DECODED
+    assert seen.deep is None
     assert stub.launches == [(REQUEST.launch, "golden-w1")]
     assert stub.is_stopped
 
@@ -261,6 +301,30 @@ def test_without_noise_a_least_tolerance_remains(stub: StubEngine) -> None:
     stub.noise = 0.0
     seen = measure(stub)
     assert (seen.noise_max, seen.tolerance) == (0.0, TOLERANCE_MIN)
+    assert seen.streamed is not None
+    assert (seen.streamed.noise_max, seen.streamed.tolerance) == (0.0, TOLERANCE_MIN_DECODED)
+
+
+def test_a_long_prompt_is_measured_when_asked_for(stub: StubEngine) -> None:
+    request = replace(REQUEST, deep=tuple(range(5, 45)))
+    seen = measure_golden(stub, request, api_key="k", seed=1, ready_limit_s=5.0, forward=None)  # type: ignore[arg-type]
+    assert seen.deep is not None
+    assert seen.deep.prompt == tuple(range(5, 45))
+    assert seen.deep.tokens == (7,) * 4
+
+
+def test_continuations_of_changing_length_cannot_be_known(stub: StubEngine) -> None:
+    class Shrinking(StubEngine):
+        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+            self.shorter = int(self.decoded > 2)
+            return super().answer(body)
+
+    engine = Shrinking()
+    try:
+        with pytest.raises(GoldenUnusable, match="other numbers of tokens"):
+            measure(engine)
+    finally:
+        engine.close()
 
 
 def test_a_golden_survives_being_saved(stub: StubEngine, tmp_path: Path) -> None:
