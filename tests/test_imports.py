@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "requirements",
     ),
     ("run",),
-    ("bench",),
+    ("bench", "damage", "damage_command"),
     ("plugin", "cli", "session", "recording"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
@@ -95,7 +95,7 @@ def test_only_the_load_process_imports_locust_and_gevent() -> None:
         for module, path in modules()
         if any(name.split(".")[0] in ("locust", "gevent") for name in imported(path))
     }
-    assert users == {"load.locustfile", "load.client"}
+    assert users == {"load.locustfile", "load.client", "load.connections"}
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,6 @@ def stale_weight_cache(*, key: str = "path") -> StaleWeightCache:
 def late_purge() -> LatePurge:
     """Purge the weight cache as a `postStart` hook may: after the engine has read it, since nothing orders the two.
 
-    Source: incident write-up.
+    Source: incident write-up; taxonomy row K05.
     """
     return LatePurge()

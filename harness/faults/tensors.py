@@ -21,7 +21,8 @@ from harness.faults.fault import Fault, Injected, parameters_of
 from harness.faults.target import Target
 from harness.faults.values import from_words, words
 
-FUSED_PARTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+FUSED_PARTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", ".experts.")
+SMALL_PARTS = ("bias", "scale", "scale_inv", "scales", "zero_point", "qzeros")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +137,9 @@ class DropTensor:
 
     @property
     def fault_id(self) -> str:
-        if any(part in self.tensor for part in FUSED_PARTS):
-            return "D05"
-        return "D06" if "norm" in self.tensor or self.tensor.endswith("bias") else "D04"
+        if "norm" in self.tensor or self.tensor.endswith(SMALL_PARTS):
+            return "D06"
+        return "D05" if any(part in self.tensor for part in FUSED_PARTS) else "D04"
 
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
@@ -269,7 +270,7 @@ def relayout_tensor(tensor: str, *, shape: tuple[int, ...] | None = None) -> Rel
 
 
 def drop_tensor(tensor: str) -> DropTensor:
-    """Leave a tensor out of its shard and of the weight index. Source: taxonomy rows D04, D05, D06."""
+    """Leave a tensor out of its shard and of the weight index. Source: taxonomy rows D04, D05, D06; C04 for `lm_head`."""
     return DropTensor(tensor=tensor)
 
 

@@ -1,0 +1,232 @@
+"""The fault list: what is wrong under each id, what vLLM does about it by itself, and whether pre-flight sees it.
+
+"Engine" is vLLM 0.32.0: loud refuses to start, silent starts and serves. "Measured" was seen on CPU; the rest was read in
+its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One id of the fault list."""
+
+    what: str
+    engine: str
+    preflight: str
+
+
+ROWS: dict[str, Row] = {
+    "D01": Row(
+        "shard truncated, extended, or its header damaged",
+        "loud (measured)",
+        "yes",
+    ),
+    "D02": Row(
+        "something else under a weight file's name: pointer file, web page, zeros",
+        "loud (measured)",
+        "yes",
+    ),
+    "D03": Row(
+        "a shard that the weight index names is absent",
+        "loud (measured)",
+        "yes",
+    ),
+    "D04": Row(
+        "a whole tensor is absent",
+        "silent for linear layers and head (measured)",
+        "yes",
+    ),
+    "D05": Row(
+        "one part of a fused parameter is absent, such as `k_proj`",
+        "silent",
+        "yes",
+    ),
+    "D06": Row(
+        "a norm is absent",
+        "loud",
+        "yes",
+    ),
+    "D07": Row(
+        "a tensor is smaller than the config says, or another shape",
+        "loud, mostly without a name (measured)",
+        "yes",
+    ),
+    "D08": Row(
+        "a tensor is larger in a sharded dimension",
+        "silent: cut (measured)",
+        "yes",
+    ),
+    "D09": Row(
+        "a tensor of unknown name",
+        "loud",
+        "yes",
+    ),
+    "D10": Row(
+        "biases that the config does not ask for",
+        "silent: dropped",
+        "yes",
+    ),
+    "D11": Row(
+        "left-over files beside the new ones, without a weight index",
+        "silent: the last one read wins (measured)",
+        "yes",
+    ),
+    "D12": Row(
+        "a weight index that belongs to other files",
+        "silent: the index wins",
+        "yes",
+    ),
+    "D13": Row(
+        "old safetensors beside new `.bin` files",
+        "silent: safetensors win",
+        "yes",
+    ),
+    "D14": Row(
+        "left-over `consolidated*.safetensors`",
+        "the whole load switches to them",
+        "yes",
+    ),
+    "D15": Row(
+        "same header, other bytes: zero tail, transposed, not finite",
+        "silent (measured)",
+        "zeros and NaN with `--deep`; else only a canary",
+    ),
+    "D16": Row(
+        "dtypes that differ from the config or from each other",
+        "silent: cast (measured)",
+        "yes",
+    ),
+    "D17": Row(
+        "a checkpoint nested in the old one, by `mv`",
+        "silent: the old one is served",
+        "yes",
+    ),
+    "D18": Row(
+        "files written over in place",
+        "depends on what is read when",
+        "depends on the moment",
+    ),
+    "D19": Row(
+        "the engine starts before the copy is complete",
+        "depends on what is late",
+        "yes, if run when the engine starts",
+    ),
+    "D20": Row(
+        "a file that cannot be read",
+        "loud",
+        "yes",
+    ),
+    "D21": Row(
+        "a hub cache that resolves to a snapshot without weights, or to an incomplete one",
+        "loud with a new hub client, depends on an old one",
+        "no: it reads a checkpoint, not a hub cache",
+    ),
+    "D22": Row(
+        "`np/` of the previous `.bin` under `--load-format npcache`",
+        "silent: the old one is served",
+        "blocks, since it knows no `.bin` checkpoint",
+    ),
+    "D23": Row(
+        "a state saved for another tensor parallel size",
+        "loud where parameters are absent; smaller ones are cut to fit with a warning",
+        "yes",
+    ),
+    "C01": Row(
+        "another number of layers in the config",
+        "loud (measured)",
+        "yes",
+    ),
+    "C02": Row(
+        "other sizes in the config",
+        "loud where weights are too small, silent where too large (measured)",
+        "yes",
+    ),
+    "C03": Row(
+        "another vocabulary size",
+        "loud",
+        "yes",
+    ),
+    "C04": Row(
+        "tied embeddings and `lm_head` disagree",
+        "silent if it is absent and untied (measured)",
+        "yes; a head that is there but not needed is a risk",
+    ),
+    "C05": Row(
+        "a value that no weight shows: rope, epsilon",
+        "silent (measured)",
+        "with `--against OLD`",
+    ),
+    "C06": Row(
+        "an architecture that is not known",
+        "loud",
+        "as a risk",
+    ),
+    "C07": Row(
+        "bf16 values that fp16 cannot hold",
+        "silent: infinite (measured)",
+        "as a risk; with `--deep` and `--dtype float16` it blocks",
+    ),
+    "C08": Row(
+        "config and tensors disagree about quantisation",
+        "loud or silent",
+        "yes",
+    ),
+    "C09": Row(
+        "token ids beyond the embedding; another tokenizer",
+        "dies on first use (measured)",
+        "yes; other content with `--against OLD`",
+    ),
+    "C10": Row(
+        "another chat template",
+        "silent",
+        "with `--against OLD`",
+    ),
+    "C11": Row(
+        "other generation defaults",
+        "silent",
+        "with `--against OLD`",
+    ),
+    "C12": Row(
+        "config, index or tokenizer absent, cut or not JSON",
+        "loud (measured)",
+        "yes",
+    ),
+    "L01": Row(
+        "a misspelt dtype, an unknown flag",
+        "loud, exit code 2 (measured)",
+        "after `--`",
+    ),
+    "L02": Row(
+        "an unknown `VLLM_*` variable",
+        "a warning",
+        "no",
+    ),
+    "L03": Row(
+        "a tensor parallel size that does not divide the heads",
+        "loud",
+        "after `--`",
+    ),
+    "L04": Row(
+        "`--max-model-len` beyond the config",
+        "loud",
+        "after `--`",
+    ),
+    "L05": Row(
+        "the port is still held by the old engine",
+        "loud in the new engine; probes are answered by the old one",
+        "no",
+    ),
+    "L06": Row(
+        "same served name at the same path",
+        "nobody can tell which checkpoint is served",
+        "no: version the path, or name the weights in `--served-model-name`",
+    ),
+    "K05": Row(
+        "a weight cache that holds the previous weights",
+        "same layout silent, other layout a crash (measured with our plug-in)",
+        "no: purge, and a canary",
+    ),
+}
