@@ -19,7 +19,8 @@ import numpy as np
 
 from harness.clock import pause
 from harness.load.driver import LoadDriver, LoadReport
-from harness.load.plan import make_plan, steady
+from harness.load.plan import make_plan
+from harness.load.shape import steady
 from harness.observe.history import Request, RequestResult
 
 STUB = Path(__file__).parent.parent / "tests" / "load" / "stub.py"

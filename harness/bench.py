@@ -16,7 +16,8 @@ from harness.engine.engine import Engine
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.guards.canary import LogprobRows, TokenRows, complete, prompt_logprobs_of, request_body
 from harness.load.driver import LoadDriver, LoadReport
-from harness.load.plan import LoadShape, make_plan, steady
+from harness.load.plan import make_plan
+from harness.load.shape import LoadShape, steady
 from harness.observe.golden import canary_prompts
 from harness.observe.history import Request
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,7 +29,7 @@ from harness.judge.claims import Claim, Context
 from harness.judge.expectations import load_expectations
 from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
 from harness.label import new_label, shared_memory_directory, work_directory
-from harness.load.driver import LoadDriver
+from harness.load.driver import Heartbeat, LoadDriver
 from harness.load.plan import make_plan
 from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
@@ -252,6 +252,8 @@ class Run:
                     EventKind.LOAD_STARTED,
                     at_ns=start_ns,
                     plan_sha256=driver.plan.sha256,
+                    schedule_sha256=driver.plan.schedule_sha256,
+                    loaders=driver.loaders,
                     rate_rps=ground.scenario.load.rate_rps,
                     seed=self.settings.seed,
                     engine_cpus=list(self.cores.engine),
@@ -297,6 +299,9 @@ class Run:
                 )
             ground.recorder.request(request)
 
+        def on_heartbeat(heartbeat: Heartbeat) -> None:
+            ground.recorder.event("load", EventKind.LOAD_HEARTBEAT, **asdict(heartbeat))
+
         return LoadDriver(
             plan,
             directory=place / "load",
@@ -304,6 +309,7 @@ class Run:
             model=SERVED_MODEL_NAME,
             cpus=self.cores.load,
             on_request=on_request,
+            on_heartbeat=on_heartbeat,
             run_label=str(self.label),
         )
 

@@ -13,7 +13,7 @@ from harness.engine.rollout import Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
 from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
 from harness.judge.claims import Claim
-from harness.load.plan import LoadShape
+from harness.load.shape import LoadShape
 
 
 class Mode(StrEnum):
@@ -154,8 +154,9 @@ class Scenario:
         """Return the same scenario at another request rate, with its times changed so that as many requests fit."""
         stretch = self.load.rate_rps / rate_rps
         steps = (replace(s, at_s=None if s.at_s is None else s.at_s * stretch) for s in self.timeline)
-        shape = replace(self.load, rate_rps=rate_rps, tail_s=self.load.tail_s * stretch)
-        return replace(self, load=shape, timeline=tuple(steps), limit_s=self.limit_s * max(1.0, stretch))
+        return replace(
+            self, load=self.load.at_rate(rate_rps), timeline=tuple(steps), limit_s=self.limit_s * max(1.0, stretch)
+        )
 
     def with_patience(self, factor: float) -> Scenario:
         """Return the same scenario with every time limit multiplied, for engines that start slowly."""

@@ -17,7 +17,7 @@ from harness.judge.claims import Claim
 from harness.judge.expectations import record_start
 from harness.judge.moments import Layer
 from harness.judge.verdict import Finding, Verdict, combine
-from harness.load.plan import RequestLimits
+from harness.load.shape import RequestLimits
 from harness.report.store import ScenarioRecord
 from harness.run import Run
 from harness.settings import Settings

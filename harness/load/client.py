@@ -22,7 +22,7 @@ from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError, HTTP
 from harness.clock import Deadline
 from harness.guards.canary import prompt_logprobs_of
 from harness.load.connections import IdleConnections, connect_result
-from harness.load.plan import RequestLimits
+from harness.load.shape import RequestLimits
 from harness.load.sse import (
     Completion,
     StreamFault,

@@ -8,91 +8,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError, ScenarioInvalid
+from harness.load.arrivals import Rate, arrival_times, even_times
+from harness.load.recorded import TraceRow
+from harness.load.shape import NONCE_TOKENS, LoadShape, RequestLimits, require_positive
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are padding, begin and end in the Llama family
-NONCE_TOKENS = 4  # every load prompt begins with a number of its own, so a prefix cache never helps
 CANARY_TOKENS = 1  # a canary is judged by the logprobs of its prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """How long each part of a request may take before it counts as failed."""
-
-    connect_s: float = 2.0
-    first_token_s: float = 20.0  # from the send
-    gap_s: float = 10.0  # between tokens
-    total_s: float = 30.0  # from the start of the connection
-
-    def __post_init__(self) -> None:
-        for name in ("connect_s", "first_token_s", "gap_s", "total_s"):
-            _require_positive(f"limits.{name}", getattr(self, name), unit="s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadShape:
-    """What kind of load a scenario wants.
-
-    Raises: ScenarioInvalid naming the value that cannot be used.
-    """
-
-    rate_rps: float
-    canary_ratio: float = 0.25  # canaries come on top: `rate_rps * canary_ratio` of them per second
-    tail_s: float = 5.0  # how long the load goes on after the last step
-    output_tokens: int = 16
-    prompt_tokens: int = 24
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    in_flight_max: int | None = None  # None: 1.2 times what can be under way when every request takes its whole limit
-
-    def __post_init__(self) -> None:
-        _require_positive("rate_rps", self.rate_rps, unit="requests/s")
-        _require_at_least("canary_ratio", self.canary_ratio, 0)
-        _require_at_least("tail_s", self.tail_s, 0)
-        _require_at_least("output_tokens", self.output_tokens, 1)
-        _require_at_least("prompt_tokens", self.prompt_tokens, NONCE_TOKENS)
-        if self.in_flight_max is not None:
-            _require_at_least("in_flight_max", self.in_flight_max, 1)
-
-    @property
-    def canary_rate_rps(self) -> float:
-        """Return the canaries per second."""
-        return self.rate_rps * self.canary_ratio
-
-    @property
-    def in_flight_limit(self) -> int:
-        """Return how many requests may be under way; an arrival beyond it is recorded as dropped, never delayed."""
-        if self.in_flight_max is not None:
-            return self.in_flight_max
-        return max(8, math.ceil(1.2 * (self.rate_rps + self.canary_rate_rps) * self.limits.total_s))
-
-
-def steady(
-    *,
-    rate_rps: float,
-    canary_ratio: float = 0.25,
-    tail_s: float = 5.0,
-    output_tokens: int = 16,
-    prompt_tokens: int = 24,
-    limits: RequestLimits | None = None,
-    in_flight_max: int | None = None,
-) -> LoadShape:
-    """Return a load with Poisson arrivals at a constant rate and an evenly spaced stream of canaries."""
-    return LoadShape(
-        rate_rps=rate_rps,
-        canary_ratio=canary_ratio,
-        tail_s=tail_s,
-        output_tokens=output_tokens,
-        prompt_tokens=prompt_tokens,
-        limits=limits or RequestLimits(),
-        in_flight_max=in_flight_max,
-    )
+ARRIVALS_MAX = 2_000_000
+# What one loader takes with room to spare: about a third of the events, and of the requests, that it can do at all.
+EVENTS_PER_S_PER_LOADER = 5_000
+REQUESTS_PER_S_PER_LOADER = 500
+BUSY_S = 5.0  # the planned rates are those of the busiest stretch of this length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +39,7 @@ class Arrival:
     at_s: float
     prompt: tuple[int, ...]
     max_tokens: int
+    keep_alive: bool = False
 
     def planned_ns(self, start_ns: int) -> int:
         """Return when this request is due on the monotonic clock."""
@@ -112,17 +48,37 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Every arrival of a run in order of time; `sha256` names the plan's whole content."""
+    """Every arrival of a run in order of time.
+
+    `sha256` names the plan's whole content; `schedule_sha256` the same without what differs between the blocks of one
+    comparison, the nonces that the prompts begin with: two arms had the same work when theirs is the same.
+    """
 
     seed: int
+    block: int
     shape: LoadShape
     arrivals: tuple[Arrival, ...]
     canary_prompts: tuple[tuple[int, ...], ...]
+    schedule_sha256: str
     sha256: str
 
-    def due(self, start_ns: int, until_ns: int) -> int:
-        """Return how many arrivals are planned up to and including `until_ns`."""
-        return sum(arrival.planned_ns(start_ns) <= until_ns for arrival in self.arrivals)
+    def shard(self, loader: int, loaders: int) -> tuple[Arrival, ...]:
+        """Return what one of `loaders` loaders sends: every so-manieth arrival, beginning with its own number."""
+        return self.arrivals[loader::loaders]
+
+    def due(self, start_ns: int, until_ns: int, *, loader: int = 0, loaders: int = 1) -> int:
+        """Return how many arrivals are planned up to and including `until_ns`, for one of `loaders` loaders."""
+        return sum(arrival.planned_ns(start_ns) <= until_ns for arrival in self.shard(loader, loaders))
+
+    def busiest_per_s(self) -> tuple[float, float]:
+        """Return the requests and the events (tokens) per second of the busiest stretch of five seconds."""
+        requests, events = Counter[int](), Counter[int]()
+        for arrival in self.arrivals:
+            stretch = int(arrival.at_s // BUSY_S)
+            requests[stretch] += 1
+            events[stretch] += arrival.max_tokens
+        stretch_s = min(BUSY_S, max(self.arrivals[-1].at_s, 1.0))
+        return max(requests.values()) / stretch_s, max(events.values()) / stretch_s
 
     def save(self, path: Path) -> None:
         """Write the plan as JSON, whole or not at all."""
@@ -140,13 +96,17 @@ class LoadPlan:
             fields = json.loads(path.read_text(encoding="utf-8"))
             shape = dict(fields["shape"])
             shape["limits"] = RequestLimits(**shape["limits"])
+            shape["profile"] = tuple(tuple(point) for point in shape["profile"])
+            shape["trace"] = tuple(TraceRow(**row) for row in shape["trace"])
             plan = cls(
                 seed=fields["seed"],
+                block=fields["block"],
                 shape=LoadShape(**shape),
                 arrivals=tuple(
                     Arrival(**{**arrival, "prompt": tuple(arrival["prompt"])}) for arrival in fields["arrivals"]
                 ),
                 canary_prompts=tuple(tuple(prompt) for prompt in fields["canary_prompts"]),
+                schedule_sha256=fields["schedule_sha256"],
                 sha256=fields["sha256"],
             )
         except (OSError, ValueError, KeyError, TypeError, ScenarioInvalid) as error:
@@ -164,75 +124,122 @@ def make_plan(
     horizon_s: float,
     vocabulary_size: int,
     canary_prompts: Sequence[Sequence[int]],
+    exactly: int | None = None,
+    block: int = 0,
 ) -> LoadPlan:
-    """Plan the arrivals of the next `horizon_s` seconds.
+    """Plan the arrivals of the next `horizon_s` seconds, or exactly so many of them (besides canaries).
 
-    Raises: ScenarioInvalid when nothing would arrive, or the prompts cannot be made.
+    Blocks that are compared with one another have the same seed and each a number of its own: the plans are the same but
+    for the nonces, so that no block finds its prompts in a cache that another one filled.
+    Raises: ScenarioInvalid when nothing would arrive, too much would, or the prompts cannot be made.
     """
-    _require_positive("horizon_s", horizon_s, unit="s")
+    require_positive("horizon_s", horizon_s, unit="s")
     prompts = tuple(tuple(prompt) for prompt in canary_prompts)
     if shape.canary_ratio > 0 and not prompts:
         raise ScenarioInvalid(f"canary_ratio is {shape.canary_ratio:g}, but there are no canary prompts to send")
-    random = Random(f"{seed}:load")
-    times = tuple(_poisson_times(random, shape.rate_rps, horizon_s))
-    load = [
-        Arrival(id=f"load-{number}", kind="load", at_s=at_s, prompt=prompt, max_tokens=shape.output_tokens)
-        for number, (at_s, prompt) in enumerate(
-            zip(times, _prompts(random, len(times), shape.prompt_tokens, vocabulary_size), strict=True)
+    _require_countable(shape, horizon_s=horizon_s, exactly=exactly, block=block)
+    times = arrival_times(shape, Random(f"{seed}:times"), horizon_s=horizon_s, exactly=exactly)
+    if not times:
+        raise ScenarioInvalid(
+            f"zero arrivals: no request arrives within horizon_s = {horizon_s:g} s at rate_rps = {shape.rate_rps:g} (seed {seed})"
         )
+    lengths = [(shape.prompt_tokens, shape.output_tokens)] * len(times)
+    if shape.trace:
+        lengths = [
+            (max(row.prompt_tokens or shape.prompt_tokens, NONCE_TOKENS), row.output_tokens or shape.output_tokens)
+            for row in shape.trace[: len(times)]
+        ]
+    bodies = _prompts(seed, block, [length for length, _ in lengths], vocabulary_size)
+    kept = shape.keep_alive_ratio
+    load = [
+        Arrival(
+            id=f"load-{number}",
+            kind="load",
+            at_s=at_s,
+            prompt=prompt,
+            max_tokens=output_tokens,
+            keep_alive=math.floor((number + 1) * kept) > math.floor(number * kept),
+        )
+        for number, (at_s, prompt, (_, output_tokens)) in enumerate(zip(times, bodies, lengths, strict=True))
     ]
     canaries = [
         Arrival(id=f"canary-{number}", kind="canary", at_s=at_s, prompt=(), max_tokens=CANARY_TOKENS)
-        for number, at_s in enumerate(_even_times(shape.canary_rate_rps, horizon_s))
+        for number, at_s in enumerate(even_times(shape.canary_rate_rps, horizon_s))
     ]
     arrivals = tuple(sorted(load + canaries, key=lambda arrival: (arrival.at_s, arrival.id)))
-    if not load:
+    plan = LoadPlan(
+        seed=seed,
+        block=block,
+        shape=shape,
+        arrivals=arrivals,
+        canary_prompts=prompts,
+        schedule_sha256=_schedule_digest(seed, shape, arrivals, prompts),
+        sha256="",
+    )
+    return replace(plan, sha256=_digest(asdict(plan)))
+
+
+def choose_loaders(plan: LoadPlan, *, cores: int) -> int:
+    """Return how many loaders a plan gets: what its shape says, or as many as it needs and there are cores for.
+
+    Raises: ScenarioInvalid when so many cannot keep it.
+    """
+    requests_per_s, events_per_s = plan.busiest_per_s()
+    needed = math.ceil(max(requests_per_s / REQUESTS_PER_S_PER_LOADER, events_per_s / EVENTS_PER_S_PER_LOADER))
+    loaders = plan.shape.loaders or min(max(needed, 1), max(cores, 1))
+    if needed > loaders:
         raise ScenarioInvalid(
-            f"no request arrives within horizon_s = {horizon_s:g} s at rate_rps = {shape.rate_rps:g} (seed {seed})"
+            f"the plan cannot be kept: rate_rps = {plan.shape.rate_rps:g} means {requests_per_s:,.0f} requests and "
+            f"{events_per_s:,.0f} events per second in its busiest {BUSY_S:g} s; {loaders} loader(s) on {cores} core(s) take "
+            f"{loaders * REQUESTS_PER_S_PER_LOADER:,} and {loaders * EVENTS_PER_S_PER_LOADER:,}"
         )
-    plan = LoadPlan(seed=seed, shape=shape, arrivals=arrivals, canary_prompts=prompts, sha256="")
-    return LoadPlan(seed=seed, shape=shape, arrivals=arrivals, canary_prompts=prompts, sha256=_digest(asdict(plan)))
+    return loaders
 
 
-def _poisson_times(random: Random, rate_rps: float, horizon_s: float) -> Iterator[float]:
-    at_s = random.expovariate(rate_rps)
-    while at_s < horizon_s:
-        # Whole microseconds, so that the last bit of another platform's logarithm does not change the plan.
-        yield round(at_s, 6)
-        at_s += random.expovariate(rate_rps)
-
-
-def _even_times(rate_rps: float, horizon_s: float) -> Iterator[float]:
-    if rate_rps > 0:
-        for number in range(math.ceil(horizon_s * rate_rps)):
-            yield round(number / rate_rps, 6)
-
-
-def _prompts(random: Random, count: int, length: int, vocabulary_size: int) -> Iterator[tuple[int, ...]]:
-    """Yield prompts of which no two begin with the same `NONCE_TOKENS` tokens."""
-    base = vocabulary_size - FIRST_ORDINARY_TOKEN
-    if base < 2 or base**NONCE_TOKENS < count:
+def _require_countable(shape: LoadShape, *, horizon_s: float, exactly: int | None, block: int) -> None:
+    if exactly is not None and (exactly < 1 or shape.trace):
+        raise ScenarioInvalid(f"exactly {exactly} arrivals: it must be at least 1, and a trace has its own number")
+    if block < 0:
+        raise ScenarioInvalid(f"block is {block}: blocks are counted from 0")
+    expected = len(shape.trace) or exactly or Rate(shape.rate_rps, shape.profile).until(horizon_s)
+    expected += shape.canary_rate_rps * horizon_s
+    if expected > ARRIVALS_MAX:
         raise ScenarioInvalid(
-            f"vocabulary_size is {vocabulary_size}: too small to give each of {count} prompts a beginning of its own"
+            f"rate_rps = {shape.rate_rps:g} for horizon_s = {horizon_s:g} s means {expected:,.0f} arrivals, "
+            f"a plan has at most {ARRIVALS_MAX:,}"
         )
-    nonce = random.randrange(base**NONCE_TOKENS)
-    for _ in range(count):
+
+
+def _prompts(seed: int, block: int, lengths: Sequence[int], vocabulary_size: int) -> Iterator[tuple[int, ...]]:
+    """Yield prompts of which no two begin with the same `NONCE_TOKENS` tokens, in this block and the others."""
+    base, count = vocabulary_size - FIRST_ORDINARY_TOKEN, len(lengths)
+    if base < 2 or base**NONCE_TOKENS < count * (block + 1):
+        raise ScenarioInvalid(
+            f"vocabulary_size is {vocabulary_size}: too small to give each of {count} prompts in {block + 1} blocks a "
+            "beginning of its own"
+        )
+    nonce = Random(f"{seed}:nonce").randrange(base**NONCE_TOKENS) + block * count
+    random = Random(f"{seed}:prompts")
+    for length in lengths:
         nonce = (nonce + 1) % base**NONCE_TOKENS
         digits = [nonce // base**place % base for place in range(NONCE_TOKENS)]
         body = [random.randrange(base) for _ in range(length - NONCE_TOKENS)]
         yield tuple(FIRST_ORDINARY_TOKEN + token for token in digits + body)
 
 
+def _schedule_digest(
+    seed: int, shape: LoadShape, arrivals: Sequence[Arrival], canary_prompts: Sequence[Sequence[int]]
+) -> str:
+    return _digest(
+        {
+            "seed": seed,
+            "shape": asdict(shape),
+            "arrivals": [asdict(replace(arrival, prompt=arrival.prompt[NONCE_TOKENS:])) for arrival in arrivals],
+            "canary_prompts": canary_prompts,
+        }
+    )
+
+
 def _digest(fields: Mapping[str, Any]) -> str:
     content = {key: value for key, value in fields.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _require_positive(name: str, value: float, *, unit: str) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ScenarioInvalid(f"{name} is {value!r}: it must be a number of {unit} above zero")
-
-
-def _require_at_least(name: str, value: float, smallest: int) -> None:
-    if not (math.isfinite(value) and value >= smallest):
-        raise ScenarioInvalid(f"{name} is {value!r}: it must be at least {smallest}")

@@ -18,7 +18,6 @@ _LIVES = {
     EventKind.ENGINE_STARTING: "starting",
     EventKind.ENGINE_READY: "ready",
     EventKind.TRAFFIC_ADMITTED: "serving",
-    EventKind.TRAFFIC_WITHDRAWN: "ready",
     EventKind.ENGINE_NOT_READY: "dead",
     EventKind.ENGINE_DIED: "dead",
     EventKind.ENGINE_STOPPED: "stopped",

@@ -15,7 +15,7 @@ from harness.errors import UsageError
 from harness.guards.canary import request_body
 from harness.load.client import Outcome, send_canary, send_completion
 from harness.load.connections import IdleConnections, connect_result
-from harness.load.plan import RequestLimits
+from harness.load.shape import RequestLimits
 from harness.load.sse import completion_body, endpoint_address
 from harness.observe.history import RequestResult
 

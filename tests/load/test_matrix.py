@@ -13,7 +13,7 @@ from stub import Stub
 from harness.guards.canary import request_body
 from harness.load.client import Outcome, send_canary, send_completion
 from harness.load.connections import IdleConnections
-from harness.load.plan import RequestLimits
+from harness.load.shape import RequestLimits
 from harness.load.sse import completion_body
 from harness.observe.history import OURS, RequestResult
 
