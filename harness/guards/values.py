@@ -28,7 +28,10 @@ IS_7C = bytes((value & 0x7C) == 0x7C for value in range(256))  # exponent of a h
 TOP_BIT = bytes(value >= 0x80 for value in range(256))
 BENIGN_WIDE = bytes(value for value in range(256) if (value & 0x7F) < 0x47)
 BENIGN_HALF = bytes(value for value in range(256) if (value & 0x7C) != 0x7C)
-VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+BENIGN_E4M3 = bytes(value for value in range(256) if (value & 0x7F) != 0x7F)
+VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1}
+# dtypes whose last byte alone tells: bytes of finite values, and what finds the others; none of them exceeds fp16
+LAST_BYTE_TELLS = {"F16": (BENIGN_HALF, IS_7C), "F8_E5M2": (BENIGN_HALF, IS_7C), "F8_E4M3": (BENIGN_E4M3, IS_7F)}
 
 
 @dataclass(slots=True)
@@ -96,9 +99,10 @@ def _scan(descriptor: int, shard: Shard, tensor: Tensor) -> _Seen:
 
 def _count(block: bytes, width: int, dtype: str, seen: _Seen) -> None:
     high = block[width - 1 :: width]
-    if dtype == "F16":
-        if high.translate(None, BENIGN_HALF):
-            seen.not_finite += _bits(high, IS_7C).bit_count()
+    if dtype in LAST_BYTE_TELLS:
+        benign, not_finite_table = LAST_BYTE_TELLS[dtype]
+        if high.translate(None, benign):
+            seen.not_finite += _bits(high, not_finite_table).bit_count()
         return
     if not high.translate(None, BENIGN_WIDE):
         return
