@@ -79,7 +79,6 @@ class EventKind(StrEnum):
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
     ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects
-    TRAFFIC_WITHDRAWN = "traffic_withdrawn"  # incarnation
     CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new: before traffic
     DETECTION_SEEN = "detection_seen"  # layer, because: what the runner acted upon
     REMEDY_STARTED = "remedy_started"  # what
