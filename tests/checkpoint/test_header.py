@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness.checkpoint.copy import RawTensor, load_shard, save_shard
+from harness.checkpoint.header import BITS_OF_DTYPE
 from harness.checkpoint.manifest import Defect, read_shard
 from harness.errors import CheckpointDefect
 
@@ -248,3 +250,71 @@ def test_layout_is_what_the_header_says(tmp_path: Path) -> None:
     assert shard.data_start_byte == 8 + shard.header_bytes
     assert shard.size_bytes == path.stat().st_size == shard.data_start_byte + 7
     assert load_shard(path) == tensors
+
+
+@st.composite
+def generated(draw: st.DrawFn) -> bytes:
+    """Return a file of several tensors, mostly right, with every kind of fault that headers have."""
+    entries: list[str] = []
+    position = 0
+    for number in range(draw(st.integers(0, 4))):
+        dtype = draw(st.sampled_from([*BITS_OF_DTYPE, "F4", "F6_E2M3", "BF16", "F17"]))
+        shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 2**32, 2**63]), max_size=3))
+        bits = prod(shape) * BITS_OF_DTYPE.get(dtype, 8)
+        size = bits // 8 + draw(st.sampled_from([0] * 12 + [-1, 1]))
+        begin = position + draw(st.sampled_from([0] * 12 + [-1, 1, 4]))
+        end = begin + size
+        name = draw(
+            st.sampled_from([f"t{number}"] * 6 + ["t0", "__metadata__", "", "\\ud83d\\ude00", "\\ud800", "\\u00e9"])
+        )
+        fields = [f'"dtype":"{dtype}"', f'"shape":{json.dumps(shape)}', f'"data_offsets":[{begin},{end}]']
+        fields += draw(
+            st.sampled_from([[]] * 8 + [['"more":1e400'], ['"more":{"a":[]}'], ['"shape":[1]'], ['"x":1,"x":2']])
+        )
+        fields = draw(st.permutations(fields))
+        space = draw(st.sampled_from(["", "", " ", "\n", "\t", "\r", "\f", "\u00a0"]))
+        entries.append(f'"{name}"{space}:{space}{{{space}' + f",{space}".join(fields) + f"{space}}}")
+        position = end
+    entries += draw(
+        st.sampled_from(
+            [[]] * 6
+            + [
+                ['"__metadata__":{"format":"pt"}'],
+                ['"__metadata__":{"a":"b","a":"c"}'],
+                ['"__metadata__":{"a":1}'],
+                ['"__metadata__":[]'],
+                ['"__metadata__":"text"'],
+                ['"__metadata__":null'],
+                ['"__metadata__":{}', '"__metadata__":null'],
+            ]
+        )
+    )
+    entries = draw(st.permutations(entries))
+    text = "{" + ",".join(entries) + "}" + draw(st.sampled_from(["", "", "", " ", "   \n", "x", "\0", ","]))
+    data_bytes = max(0, min(position, 300) + draw(st.sampled_from([0] * 10 + [-1, 1])))
+    return shard_bytes(text, bytes(data_bytes))
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=generated())
+def test_agrees_with_the_library_on_generated_headers(tmp_path: Path, content: bytes) -> None:
+    assert we_accept(tmp_path / "model.safetensors", content) == library_accepts(content)
+
+
+@pytest.mark.parametrize("depth", range(120, 134))
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_agrees_with_the_library_on_depth(tmp_path: Path, depth: int, brackets: str) -> None:
+    opened = brackets[0] if brackets == "[]" else '{"a":'
+    nested = opened * depth + "1" + brackets[1] * depth
+    content = shard_bytes('{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"q":' + nested + "}}", b"x")
+    assert we_accept(tmp_path / "model.safetensors", content) == library_accepts(content)
+
+
+def test_the_one_header_that_the_library_reads_and_we_refuse(tmp_path: Path) -> None:
+    """A shape of 30,000 dimensions: no engine has such a tensor, and a list of them would cost memory."""
+    content = shard_bytes({"x": entry(shape=[1] * 30_000)}, b"x")
+    assert library_accepts(content)
+    assert not we_accept(tmp_path / "model.safetensors", content)
+    content = shard_bytes({"x": entry(shape=[1] * 10_000)}, b"x")
+    assert library_accepts(content)
+    assert we_accept(tmp_path / "model.safetensors", content)
