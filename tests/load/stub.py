@@ -360,23 +360,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pace-s", type=float, default=0.0)
     parser.add_argument("--first-s", type=float, default=0.0)
-    parser.add_argument("--fault", default="ok", help="what happens to every request")
-    parser.add_argument("--freeze-at-s", type=float, default=0.0, help="counted from the first request")
+    parser.add_argument("--faults", default="ok", help="what happens to the requests, comma-separated, taken in turn")
+    parser.add_argument("--freeze-at-request", type=int, default=0, help="the freeze begins when this one comes")
     parser.add_argument("--freeze-s", type=float, default=0.0)
     options = parser.parse_args()
+    faults = options.faults.split(",")
 
     def script(served: Served) -> str:
-        if served.number == 0 and options.freeze_s:
-            start_ns = served.read_ns + round(options.freeze_at_s * 1e9)
-            stub.freeze(start_ns, start_ns + round(options.freeze_s * 1e9))
-        return options.fault
+        if served.number == options.freeze_at_request and options.freeze_s:
+            stub.freeze(served.read_ns, served.read_ns + round(options.freeze_s * 1e9))
+        return str(faults[served.number % len(faults)])
 
     with Stub(script, pace_s=options.pace_s, first_s=options.first_s) as stub:
         print(stub.endpoint, flush=True)
         sys.stdin.read()
         for one in stub.served:
             line = {"prompt": one.body.get("prompt"), "read_ns": one.read_ns, "sent_ns": one.sent_ns}
-            print(json.dumps({**line, "connection": one.connection}))
+            print(json.dumps({**line, "connection": one.connection, "fault": one.fault}))
 
 
 if __name__ == "__main__":

@@ -163,13 +163,37 @@ def test_what_tools_ask_first_is_answered() -> None:
 
 
 def test_as_a_program_it_reports_what_it_sent() -> None:
-    program = [sys.executable, str(Path(__file__).with_name("stub.py")), "--fault", "no_done"]
+    program = [sys.executable, str(Path(__file__).with_name("stub.py")), "--faults", "no_done,ok"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stub:
         assert stub.stdin is not None
         assert stub.stdout is not None
-        answer = exchange(stub.stdout.readline().strip(), fault="m")
+        endpoint = stub.stdout.readline().strip()
+        answers = [exchange(endpoint, fault="m") for _ in range(3)]
         stub.stdin.close()
         lines = [json.loads(line) for line in stub.stdout]
 
-    assert b"[DONE]" not in answer
-    assert [(line["prompt"], len(line["sent_ns"])) for line in lines] == [([3, 4, 5], TOKENS)]
+    assert [b"[DONE]" in answer for answer in answers] == [False, True, False]
+    assert [line["fault"] for line in lines] == ["no_done", "ok", "no_done"]
+    assert [(line["prompt"], len(line["sent_ns"])) for line in lines] == [([3, 4, 5], TOKENS)] * 3
+
+
+def test_as_a_program_it_freezes_at_the_request_it_was_told() -> None:
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("stub.py")),
+        "--freeze-at-request",
+        "1",
+        "--freeze-s",
+        "0.2",
+    ]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stub:
+        assert stub.stdin is not None
+        assert stub.stdout is not None
+        endpoint = stub.stdout.readline().strip()
+        for _ in range(3):
+            exchange(endpoint, fault="m")
+        stub.stdin.close()
+        waited_s = [(line["sent_ns"][0] - line["read_ns"]) / 1e9 for line in map(json.loads, stub.stdout)]
+
+    assert waited_s[1] >= 0.2
+    assert max(waited_s[0], waited_s[2]) < 0.2
