@@ -204,7 +204,10 @@ def test_fault_that_was_prevented_makes_it_unknown(play: Play) -> None:
 def test_engine_that_was_ill_before_makes_it_unknown(play: Play) -> None:
     scenario = short("ill_before", defect("wrong_answer"), claims=(claims.exposed_at_most(0),))
     record = play(scenario, planted={"old-1": {DEFECT: "truncates_stream"}})
-    require(record, faults_proved=HELD, healthy_before=UNKNOWN, exposed_at_most=BROKEN)
+    require(record, healthy_before=UNKNOWN, load_valid=UNKNOWN, nothing_left_over=HELD)
+    checked = record.history.first(EventKind.CANARY_CHECKED)
+    assert checked is not None
+    assert "broken stream" in checked.data["answer"]
     assert record.verdict is UNKNOWN
 
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from harness.guards.canary import Answer
@@ -268,9 +268,9 @@ def exposure(history: History) -> Exposure:
     """Count the answers users got from wrong weights, per incarnation.
 
     An incarnation is suspected from when its last right canary was sent (or its start) until its next right one (or its
-    end), if any canary in between was wrong or got no usable answer; it is convicted between its first and last wrong
-    canary. One that answered users and never a canary rightly is suspected throughout. Canaries that ask other prompts are
-    followed apart.
+    end), if any canary in between was wrong or got no usable answer; canaries that ask other prompts are followed apart.
+    It is convicted between two wrong canaries that follow each other, unless the prompts of one of them were answered
+    rightly in between. One that answered users and never a canary rightly is suspected throughout.
     """
     lower = upper = 0
     evidence: list[str] = []
@@ -288,13 +288,11 @@ def exposure(history: History) -> Exposure:
         # A right answer to some prompts does not clear an engine that answers others wrongly: each pass is followed alone.
         rotations: set[int | None] = {mark.rotation for mark in marks} - {None}
         followed = [[mark for mark in marks if mark.rotation in (None, rotation)] for rotation in rotations or {None}]
-        for begin_ns, end_ns, doubtful in (span for alone in followed for span in _doubtful_spans(alone)):
+        for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone)):
             within = [r for r in answered if r.ended_ns > begin_ns and _sent(r) < end_ns]
             suspected |= {r.id: r for r in within}
-            wrong = [mark for mark in doubtful if mark.is_wrong]
-            if wrong:
-                first, last = wrong[0], wrong[-1]
-                convicted |= {r.id: r for r in within if _sent(r) >= first.ended_ns and r.ended_ns <= last.sent_ns}
+        for begin_ns, end_ns in _convicting_spans(marks):
+            convicted |= {r.id: r for r in answered if _sent(r) >= begin_ns and r.ended_ns <= end_ns}
         lower += len(convicted)
         upper += len(suspected)
         evidence += list(suspected)[:3]
@@ -312,15 +310,28 @@ class _Mark:
     rotation: int | None = None  # which pass of the canary prompts was asked; None: all
 
 
-def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int, list[_Mark]]]:
-    """Return (begin, end, marks) of every stretch without a right canary, from the right one before to the one after."""
+def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
+    """Return (begin, end) of every stretch without a right canary, from the right one before to the one after."""
     runs = [(is_right, list(run)) for is_right, run in groupby(marks, key=lambda mark: mark.is_right)]
     spans = []
-    for number, (is_right, run) in enumerate(runs):
+    for number, (is_right, _) in enumerate(runs):
         if not is_right:
             begin_ns = runs[number - 1][1][-1].sent_ns if number > 0 else 0
             end_ns = runs[number + 1][1][0].ended_ns if number + 1 < len(runs) else 2**63
-            spans.append((begin_ns, end_ns, run))
+            spans.append((begin_ns, end_ns))
+    return spans
+
+
+def _convicting_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
+    """Return (begin, end) between two wrong canaries, where nothing says that the weights were right meanwhile."""
+    spans = []
+    for first, last in pairwise(mark for mark in marks if mark.is_wrong):
+        asked = {first.rotation, last.rotation, None}
+        if not any(
+            mark.is_right and first.ended_ns <= mark.ended_ns <= last.ended_ns and mark.rotation in asked
+            for mark in marks
+        ):
+            spans.append((first.ended_ns, last.sent_ns))
     return spans
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.judge.moments import Layer, Window, detection, exposure, recovery_at_ns, requests_in, window_span
@@ -188,3 +190,16 @@ def test_canaries_without_a_usable_answer_leave_users_exposed() -> None:
 def test_broken_connection_says_nothing_about_weights() -> None:
     cut = canary(4.9, "old-1", None, result="reset")
     assert exposure(history(*before(), cut, *rollout())).upper == 0
+
+
+def test_an_engine_is_convicted_between_wrong_canaries_of_different_prompts() -> None:
+    asked = [replace(canary(6.2 + at, "new-1", "neither", took_s=0.05), rotation=at) for at in range(3)]
+    answers = [load(6.5 + at, "new-1", took_s=0.05) for at in range(3)]
+    assert exposure(history(*before(), *rollout(), *asked, *answers)).lower == 2
+    # Other prompts that were answered rightly in between clear nothing, the same ones do.
+    for rotation, lower in ((7, 2), (1, 0)):
+        right = (
+            replace(canary(7.0, "new-1", "new", took_s=0.05), rotation=rotation),
+            replace(canary(8.1, "new-1", "new", took_s=0.05), rotation=rotation),
+        )
+        assert exposure(history(*before(), *rollout(), *asked, *answers, *right)).lower == lower
