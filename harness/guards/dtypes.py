@@ -20,6 +20,7 @@ CONFIG_DTYPES = {
     "float64": "F64",
 }
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+WIDER_BY_DESIGN = ("norm", "router", ".gate.weight")  # commonly kept in float32 next to bf16 matrices
 
 
 def quantisation_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
@@ -55,8 +56,9 @@ def dtype_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
             continue
         names = [tensor.name for tensor in tensors.values() if tensor.dtype == dtype]
         is_float = dtype in FLOAT_DTYPES
-        # norms kept in float32 next to bf16 matrices are common and meant so
-        harmless = is_float and dtype == "F32" and all("norm" in name for name in names)
+        harmless = dtype == "F32" and all(
+            len(tensors[name].shape) < 2 or any(part in name for part in WIDER_BY_DESIGN) for name in names
+        )
         yield PreflightFinding(
             id="D16",
             severity=Severity.RISK if harmless else Severity.SILENT,
@@ -77,6 +79,11 @@ def dtype_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
                 where='"config.json"',
                 remedy=PAIR,
             )
+
+
+def comparable_dtype(dtype: str) -> bool:
+    """Say whether a tensor of this dtype has one value an element, so that its shape is the layer's."""
+    return dtype in FLOAT_DTYPES or dtype == "I8" or dtype.startswith("F8_")
 
 
 def _listed(names: list[str]) -> str:

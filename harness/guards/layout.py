@@ -1,29 +1,22 @@
-"""Compare the tensors of a checkpoint with what its config promises: names, layers, shapes, tie."""
+"""Compare the tensors of a checkpoint with what its config promises: layers, absent tensors, shapes."""
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.survey import Checkpoint
-from harness.guards.dtypes import PAIR, dtype_findings, quantisation_findings
-from harness.guards.expected import (
-    FAMILIES,
-    FUSED,
-    IGNORED,
-    LAYER,
-    ConfigUnusable,
-    Expected,
-    architecture,
-    expected_tensors,
-    is_cut,
-)
+from harness.guards.compared import SHOWN_NAMES, Compared, beside
+from harness.guards.dtypes import PAIR, comparable_dtype, dtype_findings, quantisation_findings
+from harness.guards.expected import ConfigUnusable, ExpectedTensor, Fate, Loading, architecture
+from harness.guards.families import FAMILIES, expected_tensors
 from harness.guards.finding import PreflightFinding, Severity, shortened
+from harness.guards.unknown_names import unknown_name_findings
 
-SHOWN_NAMES = 5
 RESTORE = "restore the tensor from the release it belongs to"
+EXPERT_NUMBER = re.compile(r"\.experts\.\d+\.")
 
 
 def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterator[PreflightFinding]:
@@ -35,11 +28,10 @@ def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterato
     if not config or not checkpoint.tensors:
         return
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    is_quantised = isinstance(config.get("quantization_config"), dict)
     yield from quantisation_findings(config, tensors)
-    if isinstance(config.get("quantization_config"), dict):
-        yield _not_checked("a quantised checkpoint")
-        return
-    yield from dtype_findings(config, tensors)
+    if not is_quantised:
+        yield from dtype_findings(config, tensors)
     try:
         expected = expected_tensors(config)
     except ConfigUnusable as error:
@@ -53,20 +45,24 @@ def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterato
         )
         return
     if expected is None:
-        yield _not_checked(f'architecture "{shortened(architecture(config))}"')
+        yield _not_checked(f'architecture "{shortened(architecture(config))}": names and shapes were not checked')
         return
-    yield from _layers(expected, tensors, is_whole=is_whole)
+    compared = beside(expected, tensors, is_quantised=is_quantised)
+    yield from _layers(compared, is_whole=is_whole)
     if is_whole:
-        yield from _shortened(list(_absent(expected, tensors)))
-    yield from _unexpected(expected, tensors)
-    yield from _shapes(expected, tensors)
+        yield from _shortened(list(_absent(compared)))
+    yield from unknown_name_findings(compared)
+    yield from _shapes(compared)
+    if is_quantised:
+        count = sum(not comparable_dtype(tensor.dtype) for tensor in tensors.values())
+        yield _not_checked(f"a quantised checkpoint: the shapes of {count} packed tensors were not checked")
 
 
-def _not_checked(what: str) -> PreflightFinding:
+def _not_checked(seen: str) -> PreflightFinding:
     return PreflightFinding(
         id="C06",
         severity=Severity.RISK,
-        seen=f"{what}: names and shapes were not checked",
+        seen=seen,
         expected=f"one of {', '.join(FAMILIES)}, not quantised",
         where='"config.json"',
         remedy="check that the engine release supports it; rely on the canary for its tensors",
@@ -92,16 +88,17 @@ def _shortened(findings: list[PreflightFinding]) -> Iterator[PreflightFinding]:
             )
 
 
-def _layers(expected: Expected, tensors: Mapping[str, Tensor], *, is_whole: bool) -> Iterator[PreflightFinding]:
-    numbers = _layer_numbers(tensors)
-    absent = expected.layers - sum(1 for number in numbers if number < expected.layers)
-    surplus = [number for number in numbers if number >= expected.layers]
+def _layers(compared: Compared, *, is_whole: bool) -> Iterator[PreflightFinding]:
+    layers, numbers = compared.expected.layers, compared.of_layer.keys()
+    absent = layers - sum(1 for number in numbers if number < layers)
+    surplus = [number for number in numbers if number >= layers]
     if absent and is_whole:
+        first = next(number for number in range(layers) if number not in numbers)
         yield PreflightFinding(
             id="C01",
             severity=Severity.REFUSES,
-            seen=f"no tensors of {absent} layers",
-            expected=f"{expected.layers} layers, as num_hidden_layers says",
+            seen=f"no tensors of {absent} {'layer' if absent == 1 else 'layers'} (the first is {first})",
+            expected=f"{layers} layers, as num_hidden_layers says",
             where='"config.json"',
             remedy=PAIR,
         )
@@ -110,15 +107,15 @@ def _layers(expected: Expected, tensors: Mapping[str, Tensor], *, is_whole: bool
             id="C01",
             severity=Severity.REFUSES,
             seen=f"tensors of layer {max(surplus)}",
-            expected=f"layers 0 to {expected.layers - 1}, as num_hidden_layers says",
+            expected=f"layers 0 to {layers - 1}, as num_hidden_layers says",
             where='"config.json"',
             remedy=PAIR,
         )
 
 
-def _absent(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
-    for name in expected.of_model:
-        if name not in tensors:
+def _absent(compared: Compared) -> Iterator[PreflightFinding]:
+    for name in compared.expected.of_model:
+        if name not in compared.of_model and not _is_packed(name, compared.of_model, compared):
             is_head = name == "lm_head.weight"
             yield PreflightFinding(
                 id="C04" if is_head else "D06" if "norm" in name else "D04",
@@ -128,111 +125,80 @@ def _absent(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[Prefl
                 where=f'tensor "{name}"',
                 remedy=f"{RESTORE}, or set tie_word_embeddings if the model ties them" if is_head else RESTORE,
             )
-    for number in sorted(_layer_numbers(tensors)):
-        if number >= expected.layers:
+    for number, promised in compared.promised.items():
+        present = compared.of_layer[number]
+        if all(inner in present for inner in promised):
             continue
-        for inner in expected.of_layer:
-            name = f"model.layers.{number}.{inner}"
-            if name not in tensors:
-                yield _absent_of_layer(name, inner, number, tensors)
+        groups = {tensor.group for inner, tensor in promised.items() if tensor.group and inner in present}
+        for inner, tensor in promised.items():
+            if inner not in present and not _is_packed(inner, present, compared):
+                yield _absent_of_layer(
+                    f"model.layers.{number}.{inner}", inner, tensor, is_part=tensor.group in groups, compared=compared
+                )
 
 
-def _absent_of_layer(name: str, inner: str, number: int, tensors: Mapping[str, Tensor]) -> PreflightFinding:
-    block, _, rest = inner.partition(".")
-    part, _, kind = rest.partition(".")
-    siblings = [f"model.layers.{number}.{block}.{other}.{kind}" for other in FUSED.get(part, ()) if other != part]
-    if any(sibling in tensors for sibling in siblings):
-        fault_id, severity = "D05", Severity.SILENT
+def _is_packed(name: str, present: Mapping[str, Tensor], compared: Compared) -> bool:
+    """Say whether a quantised checkpoint holds a weight in some other form: qweight, weight_packed, ..."""
+    module = f"{name.removesuffix('.weight')}."
+    return compared.is_quantised and any(other.startswith(module) for other in present)
+
+
+def _absent_of_layer(
+    name: str, inner: str, tensor: ExpectedTensor, *, is_part: bool, compared: Compared
+) -> PreflightFinding:
+    severity = Severity.SILENT
+    if is_part:
+        fault_id = "D05"
     elif "norm" in inner:
         fault_id, severity = "D06", Severity.REFUSES
     else:
-        fault_id, severity = "D06" if kind == "bias" else "D04", Severity.SILENT
+        fault_id = "D06" if inner.endswith(".bias") else "D04"
+    if inner in compared.expected.dropped:
+        severity = Severity.RISK
     return PreflightFinding(
-        id=fault_id, severity=severity, seen="absent", expected="present", where=f'tensor "{name}"', remedy=RESTORE
+        id=fault_id,
+        severity=severity,
+        seen="absent",
+        expected=f"present, shape {list(tensor.shape)}",
+        where=f'tensor "{name}"',
+        remedy=RESTORE,
     )
 
 
-def _unexpected(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
-    unknown = []
-    for name in tensors:
-        match = LAYER.match(name)
-        if expected.shape(name) is not None or IGNORED.search(name):
-            continue
-        if match is not None and int(match[1]) >= expected.layers and match[2] in expected.of_layer:
-            continue  # one finding about the number of layers says it
-        if name == "lm_head.weight" and expected.tied:
-            yield PreflightFinding(
-                id="C04",
-                severity=Severity.RISK,
-                seen="present, though tie_word_embeddings is true",
-                expected="absent, or equal to the embeddings",
-                where=f'tensor "{name}"',
-                remedy="vLLM before 0.30.0 drops it, later ones use it: set tie_word_embeddings as trained",
-            )
-        elif name.endswith(".bias"):
-            yield PreflightFinding(
-                id="D10",
-                severity=Severity.SILENT,
-                seen="a bias, which the engine drops",
-                expected="none, as config.json says",
-                where=f'tensor "{shortened(name)}"',
-                remedy=PAIR,
-            )
-        else:
-            unknown.append(name)
-    known = _known_names(expected, tensors) if unknown else []
-    for name in unknown[:SHOWN_NAMES]:
-        nearest = difflib.get_close_matches(name[:200], known, n=1)
-        yield PreflightFinding(
-            id="D09",
-            severity=Severity.REFUSES,
-            seen="a name that the architecture does not have",
-            expected=f'for example "{nearest[0]}"' if nearest else "a name of the architecture",
-            where=f'tensor "{shortened(name)}"',
-            remedy="convert the checkpoint to the names of its architecture",
-        )
-    if len(unknown) > SHOWN_NAMES:
-        yield PreflightFinding(
-            id="D09",
-            severity=Severity.REFUSES,
-            seen=f"{len(unknown) - SHOWN_NAMES} more names that the architecture does not have",
-            expected="names of the architecture",
-            where="weight files",
-            remedy="convert the checkpoint to the names of its architecture",
-        )
-
-
-def _known_names(expected: Expected, tensors: Mapping[str, Tensor]) -> list[str]:
-    shown = [number for number in sorted(_layer_numbers(tensors) | {0, 1}) if number < expected.layers][:4]
-    return [*expected.of_model, *(f"model.layers.{number}.{inner}" for number in shown for inner in expected.of_layer)]
-
-
-def _shapes(expected: Expected, tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:
+def _shapes(compared: Compared) -> Iterator[PreflightFinding]:
     """Compare every dimension; a tensor that is wrong in the same way in every layer is one finding about the config."""
-    wrong: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for name, tensor in tensors.items():
-        wanted = expected.shape(name)
-        if wanted is not None and tensor.shape != wanted:
-            match = LAYER.match(name)
-            wrong[(match[2] if match else name, tensor.shape)].append(name)
-    for (inner, shape), names in wrong.items():
-        wanted = expected.shape(names[0]) or ()
-        cut = is_cut(names[0], shape, wanted)
-        everywhere = len(names) == expected.layers > 1
-        rows = inner in ("model.embed_tokens.weight", "lm_head.weight") and shape[1:] == wanted[1:]
-        single = "D08" if cut else "D07"
-        shown = names[:1] if everywhere else names
-        for name in shown:
-            yield PreflightFinding(
-                id="C03" if rows else "C02" if everywhere else single,
-                severity=Severity.SILENT if cut else Severity.REFUSES,
-                seen=f"shape {list(shape)}{', which the engine cuts without a word' if cut else ''}"
-                + (f", in all {len(names)} layers" if everywhere else ""),
-                expected=f"{list(wanted)}",
-                where=f'tensor "{name}"',
-                remedy=PAIR,
-            )
+    wrong: dict[tuple[str, tuple[int, ...]], list[tuple[str, ExpectedTensor]]] = defaultdict(list)
+    for inner, name, tensor, wanted in compared.pairs():
+        if tensor.shape != wanted.shape and (not compared.is_quantised or comparable_dtype(tensor.dtype)):
+            wrong[(_of_any_expert(inner), tensor.shape)].append((name, wanted))
+    if not wrong:
+        return
+    counts = Counter(_of_any_expert(inner) for inner, _, _, _ in compared.pairs())
+    for (inner, shape), found in wrong.items():
+        everywhere = len(found) == counts[inner] > 1
+        for name, wanted in found[:1] if everywhere else found:
+            yield _shape_finding(name, shape, wanted, count=len(found) if everywhere else 1)
 
 
-def _layer_numbers(tensors: Mapping[str, Tensor]) -> set[int]:
-    return {int(match[1]) for name in tensors if (match := LAYER.match(name)) is not None}
+def _of_any_expert(inner: str) -> str:
+    return EXPERT_NUMBER.sub(".experts.*.", inner) if ".experts." in inner else inner
+
+
+def _shape_finding(name: str, shape: tuple[int, ...], wanted: ExpectedTensor, *, count: int) -> PreflightFinding:
+    fate = wanted.fate(shape)
+    is_vocabulary = wanted.loading is Loading.VOCABULARY and shape[1:] == wanted.shape[1:]
+    single = "D08" if fate is Fate.CUT else "D07"
+    what = {
+        Fate.CUT: ", which the engine cuts without a word",
+        Fate.FILLED_IN_PART: ", with which the engine fills a part of the expert without a word",
+        Fate.REFUSED: ", transposed" if shape == wanted.shape[::-1] else "",
+    }
+    places = "layers and experts" if ".experts." in name else "layers"
+    return PreflightFinding(
+        id="C03" if is_vocabulary else "C02" if count > 1 else single,
+        severity=Severity.REFUSES if fate is Fate.REFUSED else Severity.SILENT,
+        seen=f"shape {list(shape)}{what[fate]}" + (f", in all {count} {places}" if count > 1 else ""),
+        expected=f"{list(wanted.shape)}",
+        where=f'tensor "{name}"',
+        remedy=PAIR,
+    )

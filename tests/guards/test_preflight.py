@@ -20,7 +20,6 @@ from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_sh
 from harness.checkpoint.defect import Defect
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_USAGE
 from harness.guards import preflight_command
-from harness.guards.expected import expected_tensors, is_cut
 from harness.guards.preflight import PreflightFinding, Severity, check
 from harness.guards.structure import MEANING
 
@@ -344,37 +343,6 @@ def test_structure(path: Path, damage: Callable[[Path], object], found: set[tupl
 
 def test_every_structural_defect_has_a_meaning() -> None:
     assert set(MEANING) == set(Defect)
-
-
-def test_families() -> None:
-    config: dict[str, Any] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 1,
-        "vocab_size": 10,
-        "tie_word_embeddings": True,
-    }
-    qwen2 = expected_tensors(config)
-    assert qwen2 is not None
-    assert qwen2.shape("model.layers.0.self_attn.k_proj.bias") == (4,)
-    assert qwen2.shape("model.layers.1.self_attn.k_proj.bias") is None
-    assert qwen2.shape("lm_head.weight") is None
-    mistral = expected_tensors(config | {"architectures": ["MistralForCausalLM"], "head_dim": 16})
-    assert mistral is not None
-    assert mistral.shape("model.layers.0.self_attn.q_proj.weight") == (32, 8)
-    assert mistral.shape("model.layers.0.self_attn.q_proj.bias") is None
-    qwen3 = expected_tensors(config | {"architectures": ["Qwen3ForCausalLM"]})
-    assert qwen3 is not None
-    assert qwen3.shape("model.layers.0.self_attn.q_norm.weight") == (4,)
-    llama = expected_tensors(config | {"architectures": ["LlamaForCausalLM"], "attention_bias": True})
-    assert llama is not None
-    assert llama.shape("model.layers.0.self_attn.o_proj.bias") == (8,)
-    assert expected_tensors(config | {"architectures": ["OtherForCausalLM"]}) is None
-    assert is_cut("a.mlp.down_proj.weight", (4, 9), (4, 8))
-    assert not is_cut("a.mlp.down_proj.weight", (5, 9), (4, 8))
 
 
 def test_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
