@@ -27,6 +27,7 @@ GUARDS = {
     "rollback": ("harness.guards.commands", "rollback_main"),
     "purge-cache": ("harness.guards.purge_command", "purge_main"),
     "canary": ("harness.guards.canary_command", "canary_main"),
+    "golden": ("harness.golden_command", "golden_main"),
     "damage": ("harness.damage_command", "damage_main"),
 }
 
@@ -37,6 +38,7 @@ SUMMARIES = {
     "rollback": "make the version before live again",
     "purge-cache": "list what dead engines left, or remove it",
     "canary": "ask a running engine and say which checkpoint answered",
+    "golden": "write down what a checkpoint answers, for canaries to compare with",
     "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
 }
 

@@ -78,7 +78,7 @@ class Goldens:
             kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.is_file():
                 self._progress(f'measuring known-good answers of "{source.name}" on {self._identity.label} (once)')
-                forward = _forward_pass_for(source)
+                forward = forward_pass_for(source)
                 if forward is None:
                     self._progress(
                         f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
@@ -96,7 +96,7 @@ class Goldens:
         return self._known[key]
 
 
-def _forward_pass_for(source: Path) -> Callable[[Path, Any], Any] | None:
+def forward_pass_for(source: Path) -> Callable[[Path, Any], Any] | None:
     """Return our own forward pass for small checkpoints of the Llama family, None for others."""
     from harness.engine.reference.check import forward_logprobs, is_supported
 
@@ -110,7 +110,7 @@ def require_own_weights(pair: GoldenPair, old: Path, new: Path) -> None:
     bless itself. Nothing is checked where there is no forward pass.
     Raises: GoldenUnusable naming the golden and both distances.
     """
-    forward = _forward_pass_for(old), _forward_pass_for(new)
+    forward = forward_pass_for(old), forward_pass_for(new)
     if forward[0] is None or forward[1] is None:
         return
     passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}

@@ -6,66 +6,20 @@ import argparse
 import math
 import os
 import random
+import ssl
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, HarnessError, UsageError
-from harness.guards.canary import Answer, Comparison, Golden, GoldenPair
-from harness.guards.canary_pass import Asked, Checked, ask, check_deep, check_stream
+from harness.errors import EXIT_UNKNOWN, HarnessError, UsageError
+from harness.guards.canary import Answer, Golden, GoldenPair
+from harness.guards.canary_pass import Checked, ask, check_deep, check_stream
+from harness.guards.canary_report import Seen, prometheus
 from harness.guards.command import CommandParser, print_json
-from harness.guards.engine_api import EngineApi, require_address, tls_context
+from harness.guards.engine_api import EngineApi, Refused, require_address, tls_context
 from harness.guards.finding import printable
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
-NAMES = {Answer.OLD: "golden", Answer.NEW: "golden_new", Answer.NEITHER: "neither", Answer.AMBIGUOUS: "ambiguous"}
-SENTENCES = {
-    Answer.OLD: "the golden's checkpoint answered",
-    Answer.NEW: "the other checkpoint answered",
-    Answer.NEITHER: "neither known checkpoint answered: corrupt or mixed weights, or another engine build",
-    Answer.AMBIGUOUS: "the answer fits both checkpoints: these prompts cannot tell them apart",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Everything one call of the command found out."""
-
-    pair: GoldenPair
-    is_alone: bool  # no second golden
-    rotation: int | None
-    asked: Asked
-    comparison: Comparison
-    answer: Answer
-    checks: tuple[tuple[str, Checked], ...]
-
-    @property
-    def known(self) -> list[tuple[str, Golden, float]]:
-        """Return each golden with its option's name and how far the answer is from it."""
-        known = [("golden", self.pair.old, self.comparison.difference_old)]
-        if not self.is_alone:
-            known.append(("golden_new", self.pair.new, self.comparison.difference_new))
-        return known
-
-    @property
-    def exit_code(self) -> int:
-        is_right = self.answer is Answer.OLD and not any(checked.because for _, checked in self.checks)
-        return EXIT_HELD if is_right else EXIT_BROKEN
-
-    @property
-    def took_s(self) -> float:
-        return self.asked.took_s + sum(checked.took_s for _, checked in self.checks)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.asked.prompt_tokens + sum(checked.prompt_tokens for _, checked in self.checks)
-
-    @property
-    def output_tokens(self) -> int:
-        return self.asked.output_tokens + sum(checked.output_tokens for _, checked in self.checks)
 
 
 def canary_main(argv: Sequence[str]) -> int:
@@ -92,20 +46,25 @@ def canary_main(argv: Sequence[str]) -> int:
         said = (
             f"no usable answer from {options.url} (limit {options.limit_s:g} s): {str(error) or type(error).__name__}"
         )
+        if isinstance(error, Refused) and error.status == 401:
+            said += f"; the API key comes from the variable {options.api_key_env}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            said += "; --ca-file names the authority to trust"
         if options.json:
             print_json({"answer": None, "because": said})
         print(printable(f"harness canary: {said}"), file=sys.stderr)
-        _write_metrics(options.textfile, EXIT_UNKNOWN, None)
+        _write_metrics(options.textfile, None)
         return EXIT_UNKNOWN
     if options.json:
-        print_json(_document(seen, options))
+        print_json(seen.as_json(period_s=options.period_s, is_authenticated=not options.insecure))
     else:
-        _say(seen, options)
-    _write_metrics(options.textfile, seen.exit_code, seen)
+        for line in seen.as_lines(period_s=options.period_s):
+            print(printable(line))
+    _write_metrics(options.textfile, seen)
     return seen.exit_code
 
 
-def _ask_everything(api: EngineApi, options: argparse.Namespace, pair: GoldenPair) -> _Seen:
+def _ask_everything(api: EngineApi, options: argparse.Namespace, pair: GoldenPair) -> Seen:
     model = options.model or api.served().model
     rotation = None
     if not options.all:
@@ -121,7 +80,7 @@ def _ask_everything(api: EngineApi, options: argparse.Namespace, pair: GoldenPai
         checks.append(("stream", check_stream(api, model, pair.old)))
     if options.deep and pair.old.deep is not None:
         checks.append(("deep", check_deep(api, model, pair.old.deep)))
-    return _Seen(
+    return Seen(
         pair=pair,
         is_alone=options.golden_new is None,
         rotation=rotation,
@@ -132,71 +91,15 @@ def _ask_everything(api: EngineApi, options: argparse.Namespace, pair: GoldenPai
     )
 
 
-def _say(seen: _Seen, options: argparse.Namespace) -> None:
-    sentence = "another checkpoint answered, or another engine build"
-    if seen.answer is not Answer.NEITHER or not seen.is_alone:
-        sentence = SENTENCES[seen.answer]
-    if not seen.asked.rows:
-        sentence = "the engine says that its logprobs are not finite: weights with NaN, or values beyond its dtype"
-    far = ", ".join(f"{difference:.3g} from {golden.weights_id}" for _, golden, difference in seen.known)
-    lines = [f"{sentence}; largest difference in prompt logprobs: {far} (tolerance {seen.pair.tolerance:g})"]
-    for name, checked in seen.checks:
-        found = checked.because or f"right: {checked.saw}"
-        lines.append(f"{'stream' if name == 'stream' else 'long prompt'}: {found} ({checked.took_s:.2f} s)")
-    passes = seen.pair.old.passes
-    which = f"all {passes} passes" if seen.rotation is None else f"pass {seen.rotation + 1} of {passes}"
-    lines.append(
-        f"asked {which} by {seen.asked.how}: {seen.prompt_tokens} prompt tokens, {seen.output_tokens} output tokens, "
-        f"{seen.took_s:.3f} s; every {options.period_s:g} s that is at most {seen.took_s / options.period_s:.2%} of the "
-        "engine's time"
-    )
-    print(printable("\n".join(lines)))
-
-
-def _document(seen: _Seen, options: argparse.Namespace) -> dict[str, Any]:
-    document: dict[str, Any] = {"answer": NAMES[seen.answer], "tolerance": seen.pair.tolerance}
-    for name, golden, difference in seen.known:
-        # JSON has no infinity: null is a difference beyond measure
-        shown = difference if math.isfinite(difference) else None
-        document[name] = {"weights_id": golden.weights_id, "engine": golden.engine, "difference": shown}
-    document["asked"] = {
-        "pass": seen.rotation,
-        "passes": seen.pair.old.passes,
-        "by": seen.asked.how,
-        "prompt_tokens": seen.prompt_tokens,
-        "output_tokens": seen.output_tokens,
-        "took_s": round(seen.took_s, 4),
-        "period_s": options.period_s,
-        "share_of_engine_time": round(seen.took_s / options.period_s, 5),
-        "authenticated": not options.insecure,
-    }
-    return {**document, **{name: checked.as_json() for name, checked in seen.checks}}
-
-
-def _write_metrics(path: Path | None, code: int, seen: _Seen | None) -> None:
-    """Write the result as Prometheus metrics for a textfile collector, whole or not at all."""
+def _write_metrics(path: Path | None, seen: Seen | None) -> None:
     if path is None:
         return
-    values = {
-        "harness_canary_exit_code": ("0 the golden's checkpoint answered, 1 another, 2 no usable answer.", float(code)),
-        "harness_canary_time_seconds": ("When the canary was asked, seconds since 1970.", time.time()),
-    }
-    if seen is not None:
-        largest = seen.comparison.difference_old
-        values["harness_canary_difference"] = ("Largest difference in prompt logprobs from the golden.", largest)
-        values["harness_canary_tolerance"] = ("How large it may be.", seen.pair.tolerance)
-        values["harness_canary_took_seconds"] = ("How long the engine took to answer.", seen.took_s)
-    text = "".join(
-        f"# HELP {name} {told}\n# TYPE {name} gauge\n{name} {'+Inf' if value == math.inf else repr(value)}\n"
-        for name, (told, value) in values.items()
-    )
+    from harness.guards.preflight_formats import write_beside  # XML is slow to import
+
     try:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.chmod(0o644)
-        partial.replace(path)
+        write_beside(path, prometheus(seen))
     except OSError as error:
-        print(f'harness canary: "{path}" cannot be written: {error.strerror}', file=sys.stderr)
+        print(printable(f"harness canary: --textfile was not written: {error}"), file=sys.stderr)
 
 
 def _parser() -> CommandParser:
@@ -243,13 +146,11 @@ def _parser() -> CommandParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    require_address(options.url)
+    require_address(options.url, insecure=options.insecure)
     for name in ("limit_s", "period_s"):
         value = getattr(options, name)
         if not 0 < value < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
-    if options.insecure and options.url.startswith("http:"):
-        raise UsageError("--insecure is about certificates, and http:// has none")
 
 
 def _pair(golden: Path, other: Path | None) -> GoldenPair:

@@ -119,7 +119,7 @@ def check_stream(api: EngineApi, model: str, golden: Golden) -> Checked:
         compared = [
             name for name, values in (("token ids", steps.tokens), ("logprobs", steps.logprobs)) if values and known
         ]
-        saw = " and ".join(["framing", "number of tokens", *compared])
+        saw = ", ".join(["framing", "number of tokens", *compared])
         difference = 0.0 if known is None else known.difference(steps)
         if steps.count != count:
             because = f"{steps.count} tokens came, {count} were expected"

@@ -125,8 +125,8 @@ class EngineApi:
         return text.replace(self.api_key, "***") if self.api_key else text
 
 
-def require_address(url: str) -> None:
-    """Check that `url` is one to ask.
+def require_address(url: str, *, insecure: bool = False) -> None:
+    """Check that `url` is one to ask, and that `insecure` means something there.
 
     Raises: UsageError.
     """
@@ -137,6 +137,8 @@ def require_address(url: str) -> None:
         usable = False
     if not usable:
         raise UsageError(f'"{url}" is no address, expected for example http://127.0.0.1:8000')
+    if insecure and url.startswith("http:"):
+        raise UsageError("--insecure is about certificates, and http:// has none")
 
 
 def tls_context(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext:
