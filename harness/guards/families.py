@@ -38,6 +38,7 @@ class Experts:
     gate: str = "gate_proj"
     down: str = "down_proj"
     up: str = "up_proj"
+    both: str = "gate_up_proj"  # where all experts of a layer are stored in two tensors
     count_keys: tuple[str, ...] = ("num_experts", "num_local_experts")
     intermediate_key: str = "moe_intermediate_size"
     has_shared: bool = False
@@ -88,6 +89,7 @@ FAMILIES: Mapping[str, Family] = {
             gate="w1",
             down="w2",
             up="w3",
+            both="w13",
             count_keys=("num_local_experts",),
             intermediate_key="intermediate_size",
             some_layers_dense=False,
@@ -197,8 +199,8 @@ def _experts(
         f"{block}.experts.{expert}.{name}.weight": tensor for expert in range(number) for name, tensor in each.items()
     }
     whole: Tensors = {
-        f"{block}.experts.gate_up_proj": ExpectedTensor((number, 2 * intermediate, hidden), Loading.EXPERT),
-        f"{block}.experts.down_proj": ExpectedTensor((number, hidden, intermediate), Loading.EXPERT),
+        f"{block}.experts.{experts.both}": ExpectedTensor((number, 2 * intermediate, hidden), Loading.EXPERT),
+        f"{block}.experts.{experts.down}": ExpectedTensor((number, hidden, intermediate), Loading.EXPERT),
     }
     tensors: Tensors = {f"{block}.gate.weight": ExpectedTensor((number, hidden))} | parts
     fusions = [Fusion(tuple(parts), whole)]

@@ -261,16 +261,21 @@ def test_unfused_parts_of_a_family_that_fuses() -> None:
     assert found(layout.with_shapes(apart)) == [("D05", SILENT, 'tensor "model.layers.0.self_attn.v_proj.weight"')]
 
 
-@pytest.mark.parametrize(("name", "block"), [("mixtral", "block_sparse_moe"), ("qwen3-moe", "mlp")])
-def test_experts_stored_as_one(name: str, block: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "prefix", "both", "down", "size"),
+    [
+        ("mixtral", "block_sparse_moe.experts", "w13", "w2", 48),
+        ("qwen3-moe", "mlp.experts", "gate_up_proj", "down_proj", 24),
+    ],
+)
+def test_experts_stored_as_one(name: str, prefix: str, both: str, down: str, size: int) -> None:
     layout = LAYOUTS[name]
-    experts, size = 4, 48 if name == "mixtral" else 24
     rest = {tensor: shape for tensor, shape in layout.shapes.items() if ".experts." not in tensor}
     for number in range(3):
-        rest[f"model.layers.{number}.{block}.experts.gate_up_proj"] = (experts, 2 * size, 32)
-        rest[f"model.layers.{number}.{block}.experts.down_proj"] = (experts, 32, size)
+        rest[f"model.layers.{number}.{prefix}.{both}"] = (4, 2 * size, 32)
+        rest[f"model.layers.{number}.{prefix}.{down}"] = (4, 32, size)
     assert blocking(layout.with_shapes(rest)) == []
-    one = f"model.layers.1.{block}.experts.gate_up_proj"
+    one = f"model.layers.1.{prefix}.{both}"
     assert found(layout.with_shapes(rest | {one: (3, 2 * size, 32)})) == [("D07", SILENT, f'tensor "{one}"')]
     assert found(layout.with_shapes({key: shape for key, shape in rest.items() if key != one})) == [
         ("D04", SILENT, f'tensor "{one}"')
