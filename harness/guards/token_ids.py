@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
 IS_JSON = "SELECT json_valid(CAST(? AS TEXT))"
-LIST_VOCABULARY = re.compile(rb'"vocab"\s*+:\s*+\[')
+VOCABULARY, LIST_BEGINS = b'"vocab"', re.compile(rb"\s*+:\s*+\[")
 
 
 def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
@@ -28,7 +28,9 @@ def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
     Raises: ValueError with the reason when it is no JSON object.
     """
     with _said_by_sqlite(raw) as answer:
-        in_doubt = rows is not None and (rows < 1 or LIST_VOCABULARY.search(raw) or _number_from(rows).search(raw))
+        in_doubt = not _is_utf_8(raw) or (
+            rows is not None and (rows < 1 or _has_list_vocabulary(raw) or _number_from(rows).search(raw))
+        )
     if answer == [True] and not in_doubt:
         return None
     largest = largest_token_id(parse_object(raw))
@@ -53,9 +55,9 @@ def largest_token_id(tokenizer: Mapping[str, Any]) -> int | None:
 
 @contextmanager
 def _said_by_sqlite(raw: bytes) -> Iterator[list[bool]]:
-    """Have SQLite read a text meanwhile; at the end the list holds True if it is surely a JSON object."""
+    """Have SQLite read a text meanwhile; at the end the list holds True if it is a JSON object, of UTF-8 or not."""
     answer: list[bool] = []
-    is_text = b"\0" not in raw and raw[:1] == b"{" and _is_utf_8(raw)
+    is_text = raw[:1] == b"{" and b"\0" not in raw  # SQLite would end there
     connection = _sqlite() if is_text else None
     if connection is None:
         yield answer
@@ -88,6 +90,15 @@ def _sqlite() -> Connection | None:
         connection.close()
         return None
     return connection
+
+
+def _has_list_vocabulary(raw: bytes) -> bool:
+    at = raw.find(VOCABULARY)
+    while at >= 0:
+        if LIST_BEGINS.match(raw, at + len(VOCABULARY)):
+            return True
+        at = raw.find(VOCABULARY, at + 1)
+    return False
 
 
 def _is_utf_8(raw: bytes) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.checkpoint.survey import parse_object
-from harness.guards.token_ids import _number_from, _said_by_sqlite, id_without_embedding, largest_token_id
+from harness.guards.token_ids import _is_utf_8, _number_from, _said_by_sqlite, id_without_embedding, largest_token_id
 
 
 def tokenizer(vocabulary: object, added: object = ()) -> bytes:
@@ -81,7 +81,7 @@ def test_what_the_quick_reader_accepts_is_json(at: int, put: bytes, cut: int) ->
     raw = raw[:at] + put + raw[at + cut :]
     with _said_by_sqlite(raw) as answer:
         pass
-    if answer == [True]:
+    if answer == [True] and _is_utf_8(raw):
         parse_object(raw)
     try:
         expected = largest_token_id(parse_object(raw))
