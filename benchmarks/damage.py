@@ -24,6 +24,7 @@ from harness.damage import damage_copy
 from harness.faults import Damage
 
 HIDDEN = 4096
+MATRICES = 14  # in a shard, as in two layers of a Llama
 GIB = 1024**3
 
 
@@ -84,19 +85,19 @@ def measure(name: str, fault: Damage, place: Path, shard: Path, rounds: int) -> 
 def write_checkpoint(path: Path, *, size_bytes: int, shards: int) -> str:
     """Write config, weight index and shards of random BF16 matrices; return the name of a matrix in the first shard."""
     path.mkdir()
-    rows = max(1, size_bytes // shards // 4 // (HIDDEN * 2))
+    rows = max(1, size_bytes // shards // MATRICES // (HIDDEN * 2))
     weight_map = {}
     for number in range(1, shards + 1):
         name = f"model-{number:05}-of-{shards:05}.safetensors"
         tensors = {
             f"model.layers.{number}.{part}.weight": RawTensor("BF16", (rows, HIDDEN), os.urandom(rows * HIDDEN * 2))
-            for part in ("a", "b", "c", "d")
+            for part in range(MATRICES)
         }
         save_shard(path / name, tensors)
         weight_map |= dict.fromkeys(tensors, name)
     write_json(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     write_json(path / "config.json", {"rope_theta": 10000.0, "hidden_size": HIDDEN})
-    return "model.layers.1.b.weight"
+    return "model.layers.1.2.weight"
 
 
 def disk_used(path: Path) -> int:

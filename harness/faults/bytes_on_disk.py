@@ -151,7 +151,8 @@ class FlipBit:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         found = own.find(self.tensor)
-        values = words(own.read(found)).reshape(-1).copy()
+        was = own.read(found)
+        values = words(was).reshape(-1).copy()
         bits = BITS_OF_DTYPE[found.dtype]
         bit = bits - 2 if self.bit is None else self.bit
         element = random.randrange(values.size) if self.element is None and values.size else self.element or 0
@@ -160,7 +161,7 @@ class FlipBit:
                 f'"{found.name}" has {values.size:,} elements of {bits} bits: no bit {bit} of element {element:,}'
             )
         values[element] ^= values.dtype.type(1 << bit)
-        return replace_tensor(self, own, self.tensor, from_words(values.reshape(found.shape), found.dtype))
+        return replace_tensor(self, own, found, was, from_words(values.reshape(found.shape), found.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +189,13 @@ class NonfiniteValues:
         found = own.find(self.tensor)
         if found.dtype not in FLOAT_DTYPES:
             raise FaultNotApplicable(f'"{found.name}" is {found.dtype}; expected one of {", ".join(FLOAT_DTYPES)}')
-        values = to_float32(own.read(found))
+        was = own.read(found)
+        values = to_float32(was)
         if values.size < self.count:
             raise FaultNotApplicable(f'"{found.name}" has {values.size:,} values, {self.count:,} were asked for')
         before = int(np.count_nonzero(~np.isfinite(values)))
         values.reshape(-1)[random.sample(range(values.size), self.count)] = VALUES[self.value]
-        proof = replace_tensor(self, own, self.tensor, from_float32(values, found.dtype))
+        proof = replace_tensor(self, own, found, was, from_float32(values, found.dtype))
         after = int(np.count_nonzero(~np.isfinite(to_float32(own.read(found)))))
         return Injected(
             fault=self.name,

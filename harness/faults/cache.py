@@ -6,13 +6,14 @@ What another process wrote into the cache is only read here, within limits, and 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from blake3 import blake3
 
 from harness.clock import now_ns, seconds_between
 from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
@@ -154,11 +155,11 @@ def read_entry(entry: Path) -> tuple[str, dict[str, Any]]:
             if not 0 <= begin <= end <= size:
                 raise ValueError(f"tensor at bytes {begin} to {end}, the segment has {size}")
             segment.seek(begin)
-            digest = hashlib.sha256(segment.read(end - begin)).hexdigest()
+            digest = blake3(segment.read(end - begin)).hexdigest()
             tensors[str(tensor["name"])] = {
                 "dtype": str(tensor["dtype"]),
                 "shape": [int(dim) for dim in tensor["shape"]],
-                "sha256": digest,
+                "blake3": digest,
             }
     return str(fields["model"]), tensors
 

@@ -94,7 +94,8 @@ class CastTensor:
         found = own.find(self.tensor)
         if found.dtype == self.dtype:
             raise FaultNotApplicable(f'"{found.name}" is {found.dtype} already')
-        return replace_tensor(self, own, found.name, from_float32(to_float32(own.read(found)), self.dtype))
+        was = own.read(found)
+        return replace_tensor(self, own, found, was, from_float32(to_float32(was), self.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,8 @@ class BeyondFp16Range:
         for tensor in (scaled, divided):
             if tensor is not None and tensor.dtype not in ("BF16", "F32"):
                 raise FaultNotApplicable(f'"{tensor.name}" is {tensor.dtype}: only BF16 and F32 reach beyond fp16')
-        values = to_float32(own.read(scaled))
+        was = own.read(scaled)
+        values = to_float32(was)
         peak = largest_magnitude(values)
         if peak == 0 or not np.isfinite(values).all():
             raise FaultNotApplicable(
@@ -172,11 +174,12 @@ class BeyondFp16Range:
         scale = self.scale or 2.0 ** max(1, math.ceil(math.log2(4 * FP16_LARGEST / peak)))
         if peak * scale > BF16_LARGEST:
             raise FaultNotApplicable(f'"{scaled.name}" times {scale:g} is beyond bf16 as well: its largest is {peak:g}')
-        proof = replace_tensor(self, own, scaled.name, from_float32(values * np.float32(scale), scaled.dtype))
+        proof = replace_tensor(self, own, scaled, was, from_float32(values * np.float32(scale), scaled.dtype))
         is_compensated = True
         if divided is not None:
-            smaller = to_float32(own.read(divided)) / np.float32(scale)
-            is_compensated = replace_tensor(self, own, divided.name, from_float32(smaller, divided.dtype)).proved
+            was = own.read(divided)
+            smaller = to_float32(was) / np.float32(scale)
+            is_compensated = replace_tensor(self, own, divided, was, from_float32(smaller, divided.dtype)).proved
         now = to_float32(own.read(scaled))
         beyond = int(np.count_nonzero(np.abs(now) > FP16_LARGEST))
         new_peak = largest_magnitude(now)

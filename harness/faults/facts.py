@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from harness.checkpoint.copy import RawTensor
 from harness.checkpoint.digest import weights_id
-from harness.checkpoint.manifest import Shard, read_shard
+from harness.checkpoint.hashing import Part, hash_parts
+from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import CheckpointDefect, FaultNotApplicable
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -64,32 +67,46 @@ def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
 
 
 def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:
-    """Return dtype, shape and digest of a tensor as they are on disk; None when it is absent."""
-    tensor = read_tensor(path, shard, name)
-    return None if tensor is None else facts_of(tensor)
+    """Return dtype, shape and digest of a tensor as they are on disk; None when it is absent. Reads it in blocks."""
+    header = read_shard(path / shard)
+    tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+    if tensor is None:
+        return None
+    (digest,) = hash_parts([_part(path, header, tensor)])
+    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": digest.hex()}
 
 
 def facts_of(tensor: RawTensor) -> dict[str, Any]:
     """Return what `tensor_facts` will find when this tensor is on disk."""
-    digest = hashlib.sha256(tensor.data).hexdigest()
-    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "sha256": digest}
+    digest = blake3(tensor.data, max_threads=blake3.AUTO).hexdigest()
+    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": digest}
 
 
 def file_facts(path: Path) -> dict[str, Any] | None:
     """Return size and digest of a file as it is on disk; None when it is absent."""
     if not path.exists():
         return None
-    with path.open("rb") as file:
-        return {"size_bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    size = path.stat().st_size
+    try:
+        (digest,) = hash_parts([Part(path, 0, size)])
+    except CheckpointDefect as defect:  # it became shorter while it was read, or may not be read
+        return {"size_bytes": size, "blake3": None, "defect": str(defect.reason)}
+    return {"size_bytes": size, "blake3": digest.hex()}
 
 
 def weight_facts(path: Path) -> dict[str, Any]:
-    """Return the digest of every tensor that an engine would load from a directory, by name."""
+    """Return the facts of every tensor that an engine would load from a directory, by name."""
+    tensors = [(shard, tensor) for shard in read_shards(path) for tensor in shard.tensors]
+    parts = [_part(path, shard, tensor) for shard, tensor in tensors]
     return {
-        tensor.name: tensor_facts(path, shard.name, tensor.name)
-        for shard in read_shards(path)
-        for tensor in shard.tensors
+        tensor.name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": digest.hex()}
+        for (_, tensor), digest in zip(tensors, hash_parts(parts), strict=True)
     }
+
+
+def _part(path: Path, shard: Shard, tensor: Tensor) -> Part:
+    begin = shard.data_start_byte
+    return Part(path / shard.name, begin + tensor.begin_byte, begin + tensor.end_byte, tensor.name)
 
 
 def shard_facts(path: Path) -> dict[str, Any] | None:

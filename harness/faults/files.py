@@ -6,17 +6,21 @@ D12, D15, D19.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+import numpy as np
+
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import file_facts, refusal
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.target import Target
 
+BLOCK_BYTES = 1024 * 1024
 POINTER_VERSION = "version https://git-lfs.github.com/spec/v1"
 
 
@@ -151,7 +155,9 @@ class PointerFile:
         own = Target.open(target, old=old)
         name = own.shard_name(self.shard)
         before = file_facts(target / name) or {}
-        text = f"{POINTER_VERSION}\noid sha256:{before['sha256']}\nsize {before['size_bytes']}\n".encode()
+        with (target / name).open("rb") as file:
+            oid = hashlib.file_digest(file, "sha256").hexdigest()
+        text = f"{POINTER_VERSION}\noid sha256:{oid}\nsize {before['size_bytes']}\n".encode()
         own.write(name, text)
         with (target / name).open("rb") as file:
             seen = file.read(len(text) + 1)
@@ -173,10 +179,11 @@ def _require_ratio(name: str, keep_ratio: float | None) -> None:
 
 def _tail(path: Path, begin_byte: int) -> dict[str, Any]:
     nonzero = 0
-    with path.open("rb") as file:
+    block = bytearray(BLOCK_BYTES)
+    with path.open("rb", buffering=0) as file:
         file.seek(begin_byte)
-        while block := file.read(1 << 22):
-            nonzero += len(block) - block.count(0)
+        while size := file.readinto(block):
+            nonzero += int(np.count_nonzero(np.frombuffer(block, np.uint8, count=size)))
     return {"tail_from_byte": begin_byte, "nonzero_tail_bytes": nonzero}
 
 

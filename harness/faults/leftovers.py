@@ -165,7 +165,7 @@ class StaleNumpyCache:
             own.write(f"{NUMPY_DIRECTORY}/{name}", _npy(tensor))
         own.write(f"{NUMPY_DIRECTORY}/weight_names.json", json.dumps(list(old_facts)).encode())
         cached, in_bin = _numpy_facts(target), torch_file_facts(target / BIN_NAME)
-        is_old = cached == {name: fact["sha256"] for name, fact in old_facts.items()}
+        is_old = cached == {name: fact["blake3"] for name, fact in old_facts.items()}
         is_new = in_bin == facts_in_torch_file(facts)
         return Injected(
             fault=self.name,
@@ -247,7 +247,7 @@ def _numpy_facts(path: Path) -> dict[str, str] | None:
         names = json.loads((path / NUMPY_DIRECTORY / "weight_names.json").read_text(encoding="utf-8"))
         return {
             str(name): facts_of(RawTensor("F32", array.shape, np.ascontiguousarray(array, dtype="<f4").tobytes()))[
-                "sha256"
+                "blake3"
             ]
             for name in names
             for array in [np.load(path / NUMPY_DIRECTORY / Path(str(name)).name, allow_pickle=False)]

@@ -1,4 +1,4 @@
-"""A safetensors file written anew beside the old one, then renamed over it: what stays is copied inside the kernel.
+"""A safetensors file written anew beside the old one, then given its name: what stays is copied inside the kernel.
 
 Whoever has the old file open, mapped, or under another name keeps the old file.
 """
@@ -19,6 +19,7 @@ from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import HarnessError
 
 BLOCK_BYTES = 4 * 1024 * 1024
+PAGE_BYTES = 4096
 
 
 def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadata: Mapping[str, str]) -> None:
@@ -37,7 +38,7 @@ def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadat
     kept += [(name, tensor) for name, tensor in changes.items() if tensor is not None and name not in there]
     kept.sort(key=lambda pair: -BITS_OF_DTYPE[pair[1].dtype])  # as the library does: every tensor stays aligned
     with path.open("rb") as old, replacing(path) as new:
-        new.write(_header(kept, metadata, path))
+        new.write(_header(kept, metadata, path, like_bytes=shard.header_bytes))
         new.flush()
         for begin, end, data in _pieces(kept, shard):
             if data is None:
@@ -49,12 +50,13 @@ def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadat
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a new file beside `path` and rename it to `path` at the end; nothing is left when that fails."""
+    """Write a new file beside `path` and give it that name at the end; nothing is left when that fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as file:
             yield file
-        partial.replace(path)
+        path.unlink(missing_ok=True)  # renaming over a name makes ext4 write out the whole new file first
+        partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -83,7 +85,10 @@ def copy_range(source: int, target: int, begin_byte: int, size_bytes: int) -> No
         left -= copied
 
 
-def _header(kept: list[tuple[str, Tensor | RawTensor]], metadata: Mapping[str, str], path: Path) -> bytes:
+def _header(
+    kept: list[tuple[str, Tensor | RawTensor]], metadata: Mapping[str, str], path: Path, *, like_bytes: int
+) -> bytes:
+    """Return length and header, padded so that data keep their place within a page: those are copied much faster."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for name, tensor in kept:
@@ -96,7 +101,7 @@ def _header(kept: list[tuple[str, Tensor | RawTensor]], metadata: Mapping[str, s
         described[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, begin + size]}
         begin += size
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8 if like_bytes % 8 else (like_bytes - len(text)) % PAGE_BYTES)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 

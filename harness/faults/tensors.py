@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from harness.checkpoint.copy import RawTensor, load_shard
+from harness.checkpoint.header import Tensor
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import CONFIG_NAME, digest_of, facts_of, read_json, weight_facts
 from harness.faults.fault import Fault, Injected, parameters_of
@@ -46,13 +47,14 @@ class WidenTensor:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         found = own.find(self.tensor)
-        values = words(own.read(found))
+        was = own.read(found)
+        values = words(was)
         size = _size(found.shape, self.dim, found.name)
         picks = [random.randrange(size) for _ in range(self.by)]
         extra = np.take(values, picks, axis=self.dim)
         parts = (extra, values) if self.at == "start" else (values, extra)
         wanted = from_words(np.concatenate(parts, axis=self.dim), found.dtype)
-        return replace_tensor(self, own, self.tensor, wanted)
+        return replace_tensor(self, own, found, was, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,9 @@ class NarrowTensor:
         size = _size(found.shape, self.dim, found.name)
         if size <= self.by:
             raise FaultNotApplicable(f'"{found.name}" {list(found.shape)} has no {self.by} to cut in dim {self.dim}')
-        kept = np.take(words(own.read(found)), range(size - self.by), axis=self.dim)
-        return replace_tensor(self, own, self.tensor, from_words(kept, found.dtype))
+        was = own.read(found)
+        kept = np.take(words(was), range(size - self.by), axis=self.dim)
+        return replace_tensor(self, own, found, was, from_words(kept, found.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,8 @@ class TransposeTensor:
                 f'"{found.name}" {list(found.shape)} is not square: transposed it would change its shape, '
                 "which is relayout_tensor"
             )
-        return replace_tensor(self, own, self.tensor, from_words(words(own.read(found)).T, found.dtype))
+        was = own.read(found)
+        return replace_tensor(self, own, found, was, from_words(words(was).T, found.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,8 @@ class RelayoutTensor:
                 f'"{found.name}" {list(found.shape)} cannot be laid out as {list(shape)}: '
                 "expected another shape with the same number of elements"
             )
-        return replace_tensor(self, own, self.tensor, RawTensor(found.dtype, shape, own.read(found).data))
+        was = own.read(found)
+        return replace_tensor(self, own, found, was, RawTensor(found.dtype, shape, was.data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +212,9 @@ class WiderWeights:
         )
 
 
-def replace_tensor(fault: Fault, own: Target, pattern: str, wanted: RawTensor) -> Injected:
-    """Write one tensor and prove by reading it back that it is the wanted one and not the one before."""
-    found = own.find(pattern)
-    before = own.tensor_facts(found)
+def replace_tensor(fault: Fault, own: Target, found: Tensor, was: RawTensor, wanted: RawTensor) -> Injected:
+    """Write one tensor and prove by reading it back that it is the wanted one and not `was`, which was read before."""
+    before = facts_of(was)
     own.replace_tensors(found.shard, {found.name: wanted})
     after = own.tensor_facts(found)
     proved = after == facts_of(wanted) and after != before
@@ -226,7 +230,7 @@ def replace_tensor(fault: Fault, own: Target, pattern: str, wanted: RawTensor) -
 
 
 def _seen(facts: Mapping[str, Any] | None) -> str:
-    return "absent" if facts is None else f"{facts['dtype']} {facts['shape']} ({facts['sha256'][:8]})"
+    return "absent" if facts is None else f"{facts['dtype']} {facts['shape']} ({facts['blake3'][:8]})"
 
 
 def _size(shape: tuple[int, ...], dim: int, name: str) -> int:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import pickletools
 import zipfile
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from blake3 import blake3
 
 from harness.checkpoint.copy import RawTensor
 from harness.checkpoint.header import BITS_OF_DTYPE
 from harness.errors import FaultNotApplicable
-from harness.faults.shard_rewrite import replacing
+from harness.faults.shard_rewrite import BLOCK_BYTES, replacing
 
 STORAGES = {
     "BF16": "BFloat16Storage",
@@ -62,8 +63,8 @@ def torch_file_facts(path: Path) -> dict[str, Any] | None:
             facts = {}
             for number, name in enumerate(names):
                 with archive.open(f"archive/data/{number}") as data:
-                    digest = hashlib.file_digest(data, "sha256").hexdigest()  # type: ignore[arg-type]
-                facts[str(name)] = {"size_bytes": sizes[f"archive/data/{number}"], "sha256": digest}
+                    digest = _digest(data)
+                facts[str(name)] = {"size_bytes": sizes[f"archive/data/{number}"], "blake3": digest}
             return facts
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return None
@@ -74,10 +75,17 @@ def facts_in_torch_file(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, A
     return {
         name: {
             "size_bytes": prod(facts["shape"]) * BITS_OF_DTYPE[facts["dtype"]] // 8,
-            "sha256": facts["sha256"],
+            "blake3": facts["blake3"],
         }
         for name, facts in tensors.items()
     }
+
+
+def _digest(file: IO[bytes]) -> str:
+    state = blake3()
+    while block := file.read(BLOCK_BYTES):
+        state.update(block)
+    return state.hexdigest()
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
