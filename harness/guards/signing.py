@@ -1,7 +1,7 @@
 """Sign manifests and verify their signatures with OpenSSF model-signing: by keys, offline.
 
 What is signed is the manifest, which names every byte of the checkpoint: 140 GB are hashed once, and by us. The signature is
-that tool's own format, so `model_signing verify key MANIFEST --signature FILE --public-key KEY` agrees.
+that tool's own format, so `model_signing verify key MANIFEST --signature FILE --public_key KEY` agrees.
 """
 
 from __future__ import annotations
