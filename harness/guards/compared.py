@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,8 @@ from harness.checkpoint.header import Tensor
 from harness.guards.expected import LAYER, Expected, ExpectedTensor
 
 SHOWN_NAMES = 5  # of a kind; the others are counted
+FIRST_NUMBER = re.compile(r"^(.*?\.\d+)\.")
+NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,18 @@ class Compared:
             for number, present in sorted(self.of_layer.items())
             if number < self.expected.layers
         }
+
+    @cached_property
+    def absent_blocks(self) -> frozenset[str]:
+        """Return the numbered blocks outside of `of_layer` ("transformer.h.3") that are promised and wholly absent."""
+        return _blocks(self.expected.of_model) - _blocks(self.of_model)
+
+    @cached_property
+    def surplus_blocks(self) -> frozenset[str]:
+        """Return the numbered blocks that are not promised, though others of that name are."""
+        promised = _blocks(self.expected.of_model)
+        alike = {block.rpartition(".")[0] for block in promised}
+        return frozenset(b for b in _blocks(self.of_model) - promised if b.rpartition(".")[0] in alike)
 
     def pairs(self) -> Iterator[tuple[str, str, Tensor, ExpectedTensor]]:
         """Yield (name within its layer, whole name, tensor, what is expected) of every tensor that is promised."""
@@ -55,3 +70,18 @@ def beside(expected: Expected, tensors: Mapping[str, Tensor], *, is_quantised: b
         else:
             of_layer[int(match[1])][match[2]] = tensor
     return Compared(expected, of_layer, of_model, is_quantised)
+
+
+def block_of(name: str) -> str | None:
+    """Return a name up to its first number; None when it has none."""
+    match = FIRST_NUMBER.match(name)
+    return None if match is None else match[1]
+
+
+def numberless(name: str) -> str:
+    """Return a name with `*` for every number, alike for all layers and experts."""
+    return NUMBER.sub(".*", name)
+
+
+def _blocks(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(block for name in names if (block := block_of(name)) is not None)

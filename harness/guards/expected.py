@@ -102,10 +102,12 @@ class Expected:
     sparse: LayerKind | None = None  # layers with experts, where the model has any
     sparse_step: int = 1  # every so many layers; the others are dense
     dense_layers: frozenset[int] = frozenset()
-    experts: int = 0
+    experts: int = 0  # how many, where every layer with experts has as many and they are stored one by one
+    has_experts: bool = False
     of_model: Mapping[str, ExpectedTensor]
     tied: bool
     dropped: frozenset[str] = frozenset()  # promised, but the engine's model has no such parameter
+    passed_over: tuple[re.Pattern[str], ...] = (IGNORED,)  # names that may be there and mean nothing
 
     def kind(self, number: int) -> LayerKind:
         """Return what layer `number` is like."""

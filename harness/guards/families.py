@@ -150,6 +150,7 @@ def expected_tensors(config: Mapping[str, Any]) -> Expected | None:
         if isinstance(dense_only, list)
         else frozenset(),
         experts=number,
+        has_experts=sparse is not None,
         of_model=of_model,
         tied=tied,
         dropped=frozenset(f"{name}.bias" for name in family.dropped_biases if name in biased),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.survey import Checkpoint
-from harness.guards.compared import SHOWN_NAMES, Compared, beside
+from harness.guards.compared import SHOWN_NAMES, Compared, beside, block_of, numberless
 from harness.guards.dtypes import PAIR, comparable_dtype, dtype_findings, quantisation_findings
 from harness.guards.expected import ConfigUnusable, ExpectedTensor, Fate, Loading, architecture
 from harness.guards.families import FAMILIES, expected_tensors
@@ -16,7 +16,8 @@ from harness.guards.finding import PreflightFinding, Severity, shortened
 from harness.guards.unknown_names import unknown_name_findings
 
 RESTORE = "restore the tensor from the release it belongs to"
-EXPERT_NUMBER = re.compile(r"\.experts\.\d+\.")
+BESIDE_WEIGHTS = (".bias", "_scale", "_scale_inv", ".scales", "qzeros", ".g_idx", ".SCB", ".weight_format")
+DOT = re.compile(r"\.")
 
 
 def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterator[PreflightFinding]:
@@ -47,15 +48,20 @@ def layout_findings(checkpoint: Checkpoint, *, is_whole: bool = True) -> Iterato
     if expected is None:
         yield _not_checked(f'architecture "{shortened(architecture(config))}": names and shapes were not checked')
         return
-    compared = beside(expected, tensors, is_quantised=is_quantised)
+    yield from compare(beside(expected, tensors, is_quantised=is_quantised), is_whole=is_whole)
+    if is_quantised:
+        count = sum(not comparable_dtype(tensor.dtype) for tensor in tensors.values())
+        yield _not_checked(f"a quantised checkpoint: the shapes of {count} packed tensors were not checked")
+
+
+def compare(compared: Compared, *, is_whole: bool) -> Iterator[PreflightFinding]:
+    """Yield every difference in names and shapes; of a checkpoint that is not whole, absent tensors are not listed."""
     yield from _layers(compared, is_whole=is_whole)
+    yield from _blocks(compared, is_whole=is_whole)
     if is_whole:
         yield from _shortened(list(_absent(compared)))
     yield from unknown_name_findings(compared)
     yield from _shapes(compared)
-    if is_quantised:
-        count = sum(not comparable_dtype(tensor.dtype) for tensor in tensors.values())
-        yield _not_checked(f"a quantised checkpoint: the shapes of {count} packed tensors were not checked")
 
 
 def _not_checked(seen: str) -> PreflightFinding:
@@ -113,55 +119,70 @@ def _layers(compared: Compared, *, is_whole: bool) -> Iterator[PreflightFinding]
         )
 
 
+def _blocks(compared: Compared, *, is_whole: bool) -> Iterator[PreflightFinding]:
+    """Yield layers too many or too few where they are known by their names alone."""
+    if compared.absent_blocks and is_whole:
+        yield PreflightFinding(
+            id="C01",
+            severity=Severity.REFUSES,
+            seen=f'no tensors of {len(compared.absent_blocks)} layers (such as "{min(compared.absent_blocks)}")',
+            expected="every layer that config.json says",
+            where='"config.json"',
+            remedy=PAIR,
+        )
+    if compared.surplus_blocks:
+        yield PreflightFinding(
+            id="C01",
+            severity=Severity.REFUSES,
+            seen=f'tensors of layers that are not there (such as "{shortened(max(compared.surplus_blocks))}")',
+            expected="as many layers as config.json says",
+            where='"config.json"',
+            remedy=PAIR,
+        )
+
+
 def _absent(compared: Compared) -> Iterator[PreflightFinding]:
-    for name in compared.expected.of_model:
-        if name not in compared.of_model and not _is_packed(name, compared.of_model, compared):
-            is_head = name == "lm_head.weight"
-            yield PreflightFinding(
-                id="C04" if is_head else "D06" if "norm" in name else "D04",
-                severity=Severity.REFUSES if "norm" in name else Severity.SILENT,
-                seen="absent",
-                expected="present" + (", because tie_word_embeddings is false" if is_head else ""),
-                where=f'tensor "{name}"',
-                remedy=f"{RESTORE}, or set tie_word_embeddings if the model ties them" if is_head else RESTORE,
-            )
+    yield from _absent_of("", compared.expected.of_model, compared.of_model, compared)
     for number, promised in compared.promised.items():
-        present = compared.of_layer[number]
-        if all(inner in present for inner in promised):
-            continue
-        groups = {tensor.group for inner, tensor in promised.items() if tensor.group and inner in present}
-        for inner, tensor in promised.items():
-            if inner not in present and not _is_packed(inner, present, compared):
-                yield _absent_of_layer(
-                    f"model.layers.{number}.{inner}", inner, tensor, is_part=tensor.group in groups, compared=compared
-                )
+        yield from _absent_of(f"model.layers.{number}.", promised, compared.of_layer[number], compared)
 
 
-def _is_packed(name: str, present: Mapping[str, Tensor], compared: Compared) -> bool:
-    """Say whether a quantised checkpoint holds a weight in some other form: qweight, weight_packed, ..."""
-    module = f"{name.removesuffix('.weight')}."
-    return compared.is_quantised and any(other.startswith(module) for other in present)
+def _absent_of(
+    prefix: str, promised: Mapping[str, ExpectedTensor], present: Mapping[str, Tensor], compared: Compared
+) -> Iterator[PreflightFinding]:
+    if all(name in present for name in promised):
+        return
+    groups = {tensor.group for name, tensor in promised.items() if tensor.group and name in present}
+    packed = _modules(name for name in present if not name.endswith(BESIDE_WEIGHTS)) if compared.is_quantised else ()
+    for name, tensor in promised.items():
+        is_packed = name.removesuffix(".weight") in packed  # as qweight, weight_packed, ...
+        if name not in present and not is_packed and block_of(name) not in compared.absent_blocks:
+            yield _absence(f"{prefix}{name}", name, tensor, is_part=tensor.group in groups, compared=compared)
 
 
-def _absent_of_layer(
-    name: str, inner: str, tensor: ExpectedTensor, *, is_part: bool, compared: Compared
-) -> PreflightFinding:
+def _modules(names: Iterable[str]) -> frozenset[str]:
+    """Return every module that some tensor belongs to, at whatever depth."""
+    return frozenset(name[: match.start()] for name in names for match in DOT.finditer(name))
+
+
+def _absence(name: str, inner: str, tensor: ExpectedTensor, *, is_part: bool, compared: Compared) -> PreflightFinding:
+    is_head = name == "lm_head.weight"
     severity = Severity.SILENT
-    if is_part:
-        fault_id = "D05"
-    elif "norm" in inner:
+    if is_head or is_part:
+        fault_id = "C04" if is_head else "D05"
+    elif "norm" in inner or ".ln_" in inner:
         fault_id, severity = "D06", Severity.REFUSES
     else:
-        fault_id = "D06" if inner.endswith(".bias") else "D04"
+        fault_id = "D06" if inner.endswith("bias") else "D04"
     if inner in compared.expected.dropped:
         severity = Severity.RISK
     return PreflightFinding(
         id=fault_id,
         severity=severity,
         seen="absent",
-        expected=f"present, shape {list(tensor.shape)}",
+        expected=f"present, shape {list(tensor.shape)}" + (", as tie_word_embeddings is false" if is_head else ""),
         where=f'tensor "{name}"',
-        remedy=RESTORE,
+        remedy=f"{RESTORE}, or set tie_word_embeddings if the model ties them" if is_head else RESTORE,
     )
 
 
@@ -170,18 +191,16 @@ def _shapes(compared: Compared) -> Iterator[PreflightFinding]:
     wrong: dict[tuple[str, tuple[int, ...]], list[tuple[str, ExpectedTensor]]] = defaultdict(list)
     for inner, name, tensor, wanted in compared.pairs():
         if tensor.shape != wanted.shape and (not compared.is_quantised or comparable_dtype(tensor.dtype)):
-            wrong[(_of_any_expert(inner), tensor.shape)].append((name, wanted))
+            if inner in compared.expected.dropped:
+                continue  # whatever its shape, the engine never reads it: one finding says so
+            wrong[(numberless(inner), tensor.shape)].append((name, wanted))
     if not wrong:
         return
-    counts = Counter(_of_any_expert(inner) for inner, _, _, _ in compared.pairs())
+    counts = Counter(numberless(inner) for inner, _, _, _ in compared.pairs())
     for (inner, shape), found in wrong.items():
         everywhere = len(found) == counts[inner] > 1
         for name, wanted in found[:1] if everywhere else found:
             yield _shape_finding(name, shape, wanted, count=len(found) if everywhere else 1)
-
-
-def _of_any_expert(inner: str) -> str:
-    return EXPERT_NUMBER.sub(".experts.*.", inner) if ".experts." in inner else inner
 
 
 def _shape_finding(name: str, shape: tuple[int, ...], wanted: ExpectedTensor, *, count: int) -> PreflightFinding:

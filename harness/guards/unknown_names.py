@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from harness.guards.compared import SHOWN_NAMES, Compared
+from harness.guards.compared import SHOWN_NAMES, Compared, block_of, numberless
 from harness.guards.dtypes import PAIR
-from harness.guards.expected import IGNORED
 from harness.guards.finding import PreflightFinding, Severity, shortened
 
 EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
+DOT = re.compile(r"\.")
 CONVERT = "convert the checkpoint to the names of its architecture"
 
 
@@ -68,7 +68,8 @@ def unknown_name_findings(compared: Compared) -> Iterator[PreflightFinding]:
 def _unexpected(compared: Compared) -> Iterator[tuple[str, str, int | None]]:
     """Yield (whole name, name within its layer, its layer) of tensors that are not promised."""
     for name in compared.of_model:
-        if name not in compared.expected.of_model and not _is_ignored(name, compared):
+        is_new = name not in compared.expected.of_model and block_of(name) not in compared.surplus_blocks
+        if is_new and not _is_ignored(name, compared):
             yield name, name, None
     for number, present in compared.of_layer.items():
         known = compared.promised.get(number)
@@ -81,13 +82,15 @@ def _unexpected(compared: Compared) -> Iterator[tuple[str, str, int | None]]:
 
 def _is_ignored(name: str, compared: Compared) -> bool:
     """Say whether engines skip a tensor; of a quantised checkpoint, only plain weights are known well enough."""
-    return IGNORED.search(name) is not None or (compared.is_quantised and not name.endswith(".weight"))
+    passed_over = any(pattern.search(name) for pattern in compared.expected.passed_over)
+    return passed_over or (compared.is_quantised and not name.endswith(".weight"))
 
 
 def _dropped(compared: Compared) -> Iterator[PreflightFinding]:
     """Yield the first bias that transformers uses and the engine's model does not have."""
-    for _, name, _, _ in compared.pairs():
-        inner = name.split(".", 3)[-1]
+    if not compared.expected.dropped:
+        return
+    for inner, name, _, _ in compared.pairs():
         if inner in compared.expected.dropped:
             yield PreflightFinding(
                 id="D10",
@@ -102,9 +105,10 @@ def _dropped(compared: Compared) -> Iterator[PreflightFinding]:
 
 def _unknown(compared: Compared, unknown: list[str]) -> Iterator[PreflightFinding]:
     known = _known_names(compared) if unknown else []
+    modules = {numberless(name).rpartition(".")[0] for name in known}
     for name in unknown[:SHOWN_NAMES]:
         nearest = difflib.get_close_matches(name[:200], known, n=1)
-        is_dropped = compared.expected.experts > 0 and ".experts." in name
+        is_dropped = compared.expected.has_experts and ".experts." in name and not _is_below(name, modules)
         yield PreflightFinding(
             id="D09",
             severity=Severity.SILENT if is_dropped else Severity.REFUSES,
@@ -123,6 +127,11 @@ def _unknown(compared: Compared, unknown: list[str]) -> Iterator[PreflightFindin
             where="weight files",
             remedy=CONVERT,
         )
+
+
+def _is_below(name: str, modules: Collection[str]) -> bool:
+    """Say whether a name begins with that of a module that is there: the engine looks for a parameter of it then."""
+    return any(numberless(name)[: match.start()] in modules for match in DOT.finditer(numberless(name)))
 
 
 def _known_names(compared: Compared) -> list[str]:
