@@ -195,7 +195,7 @@ class Stub:
         return await self._stream(wire, served)
 
     async def _stream(self, wire: _Wire, served: Served) -> None:
-        fault, asked = served.fault, int(served.body["max_tokens"])
+        fault, asked = served.fault, int(served.body.get("max_tokens", 16))
         wire.is_dripping, wire.must_close = fault == "drip", wire.must_close or fault == "ok_then_close"
         if fault in ("header_then_silence", "pings"):
             while True:  # a ping is no token
@@ -339,7 +339,9 @@ class _Wire:
         await self.send(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)
 
     async def event(self, **message: Any) -> None:
-        await self.chunk(b"data: " + json.dumps({**self.identity, **message}).encode() + b"\n\n")
+        await self.chunk(
+            b"data: " + json.dumps({"object": "text_completion", **self.identity, **message}).encode() + b"\n\n"
+        )
 
     async def end(self) -> None:
         if self.is_chunked:
