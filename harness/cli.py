@@ -29,6 +29,7 @@ GUARDS = {
     "canary": ("harness.guards.canary_command", "canary_main"),
     "golden": ("harness.golden_command", "golden_main"),
     "damage": ("harness.damage_command", "damage_main"),
+    "explain": ("harness.explain", "explain_main"),
 }
 
 SUMMARIES = {
@@ -40,6 +41,7 @@ SUMMARIES = {
     "canary": "ask a running engine and say which checkpoint answered",
     "golden": "write down what a checkpoint answers, for canaries to compare with",
     "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
+    "explain": "say what the log of an engine means: cause, likely faults, remedy",
 }
 
 EXPECTATIONS = Path("scenarios/expectations")

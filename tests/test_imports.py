@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "requirements",
     ),
     ("run",),
-    ("bench", "damage", "damage_command", "golden_command", "golden_sources"),
+    ("bench", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
     ("plugin", "cli", "session", "recording"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.

@@ -6,9 +6,10 @@ No match is not a pass: many faults that serve wrong answers leave nothing in a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.observe.signatures import ECHO, ERROR, SIGNATURES, WEAK_SIGNATURES, Signature
+from harness.observe.signatures import ECHO, ERROR, NOTE, SIGNATURES, WEAK_SIGNATURES, Signature
 
 LINE_CHARACTERS_MAX = 2_000
 _CAUSE_ORDER = ("signal", "file", "config", "load", "memory", "cache", "request", "live", "lora", "engine")
@@ -19,6 +20,15 @@ _PROCESS = re.compile(
 _LEVEL = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:? *(?:\d\d-\d\d \d\d:\d\d:\d\d)? ?(?:\[[\w.:/<>-]{1,60}\] ?)?"
 )
+# What stands before a line that came through journald, syslog, docker, docker compose or kubectl.
+_CARRIER = re.compile(
+    r"^(?:\[pod/[^\]]{1,200}\] |[\w.-]{1,60} {1,40}\| )?"
+    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,64} [\w@.-]{1,64}(?:\[\d{1,10}\])?: "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]{0,10}(?:Z|[+-]\d\d:?\d\d) "
+    r"(?:std(?:out|err) [FP] |[\w.-]{1,64} [\w@.-]{1,64}\[\d{1,10}\]: )?)?"
+)
+# What a client asked, and what it was answered, as engines log it: never about the engine.
+_REQUEST = re.compile(r"^(?:Received request |Generated response |Request \S{1,200} (?:details|JSON body): )")
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
 _SHUTDOWN = re.compile(r"\[shutdown\] .{0,80}(received signal=|shutdown triggered)")
 _FRAME = re.compile(r"^(?: {2,}|\t)\S")
@@ -40,31 +50,33 @@ class LogLine:
 
 
 def classify(text: str) -> tuple[LogLine, ...]:
-    """Return the known lines of a log in the order in which they were printed.
+    """Return the known lines of a log in the order in which they were printed."""
+    return tuple(classify_lines(text.split("\n")))
 
-    Lines of code in a traceback are never classified, nor is what an engine says about its parts while it is asked to stop.
+
+def classify_lines(lines: Iterable[str]) -> Iterator[LogLine]:
+    """Yield the known lines of a log, one after the other; nothing else is kept.
+
+    Lines of code in a traceback are never classified, nor what clients asked and were answered, nor what an engine says
+    about its parts while it is asked to stop.
     """
-    found: list[LogLine] = []
     is_stopping = False
-    for number, raw in enumerate(text.split("\n"), start=1):
+    for number, raw in enumerate(lines, start=1):
         message, level = _message(raw)
         is_stopping = is_stopping or _SHUTDOWN.match(message) is not None
-        if not message or _FRAME.match(message):
+        if not message or _FRAME.match(message) or _REQUEST.match(message):
             continue
         signature = _signature(message, level)
         if signature is None or (is_stopping and signature.weight == ECHO):
             continue
-        found.append(
-            LogLine(
-                number=number,
-                text=message,
-                klass=signature.klass,
-                fault_ids=signature.fault_ids,
-                remedy=signature.remedy,
-                weight=signature.weight,
-            )
+        yield LogLine(
+            number=number,
+            text=message,
+            klass=signature.klass,
+            fault_ids=signature.fault_ids,
+            remedy=signature.remedy,
+            weight=signature.weight,
         )
-    return tuple(found)
 
 
 def root_cause(text: str) -> LogLine | None:
@@ -73,8 +85,17 @@ def root_cause(text: str) -> LogLine | None:
     A signal comes before files, files before config, config before loading, and so on; within a class the first line
     printed. Lines in which one process reports the failure of another are never the cause.
     """
-    errors = [line for line in classify(text) if line.weight == ERROR and line.klass in _CAUSE_ORDER]
-    return min(errors, key=lambda line: (_CAUSE_ORDER.index(line.klass), line.number), default=None)
+    return min(filter(can_be_cause, classify(text)), key=cause_order, default=None)
+
+
+def can_be_cause(line: LogLine) -> bool:
+    """Say whether a line can be the reason of a failure."""
+    return line.weight == ERROR and line.klass in _CAUSE_ORDER
+
+
+def cause_order(line: LogLine) -> tuple[int, int]:
+    """Return what lines that can be the cause are sorted by: the first of them is it."""
+    return _CAUSE_ORDER.index(line.klass), line.number
 
 
 def has_load_error(text: str) -> bool:
@@ -84,9 +105,14 @@ def has_load_error(text: str) -> bool:
 
 def _message(raw: str) -> tuple[str, str]:
     """Return one line without process, level and time, and its level; empty when it prints none."""
-    if raw.startswith("INFO:  ") and " HTTP/1." in raw:  # one per request: most of a long log, and never of interest
+    if not raw or (
+        raw.startswith("INFO:  ") and " HTTP/1." in raw
+    ):  # one per request: most of a long log, and never of interest
         return "", ""
     line = _CONTROL.sub("", raw[:LINE_CHARACTERS_MAX]).rstrip()
+    line = _CARRIER.sub("", line, count=1)
+    if line.startswith("INFO:  ") and " HTTP/1." in line:
+        return "", ""
     line = _PROCESS.sub("", line, count=1)
     level = _LEVEL.match(line)
     if level is None:
@@ -95,8 +121,18 @@ def _message(raw: str) -> tuple[str, str]:
 
 
 def _signature(message: str, level: str) -> Signature | None:
-    is_advice = level in ("DEBUG", "INFO", "WARNING")
     for signature in (*SIGNATURES, *WEAK_SIGNATURES):
-        if not (is_advice and signature.is_loose) and signature.pattern.search(message):
+        for word in signature.words:
+            if word in message:
+                break
+        else:
+            continue
+        if _counts(signature, level) and signature.pattern.search(message):
             return signature
     return None
+
+
+def _counts(signature: Signature, level: str) -> bool:
+    if signature.is_loose and level in ("DEBUG", "INFO", "WARNING"):
+        return False
+    return level not in ("DEBUG", "INFO") or signature.weight == NOTE or signature.is_quiet

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from harness.observe.anchors import anchors
+
 ERROR, NOTE, ECHO = "error", "note", "echo"
 
 
@@ -17,15 +19,19 @@ class Signature:
     """One known line.
 
     `weight` is `error` (says what is wrong), `note` (worth knowing, no failure by itself) or `echo` (a process reporting
-    that another one failed, never the cause). A `loose` pattern is common in advice, so it counts on no INFO or WARNING line.
+    that another one failed, never the cause). What is no note counts on no INFO or DEBUG line, where prompts and advice stand,
+    unless it is `quiet` (engines print it there); a `loose` pattern is common in advice, so it counts on no WARNING line either.
+    Every match holds one of the `words`.
     """
 
     klass: str
     pattern: re.Pattern[str]
+    words: tuple[str, ...]
     fault_ids: tuple[str, ...]
     remedy: str
     weight: str = ERROR
     is_loose: bool = False
+    is_quiet: bool = False
 
 
 RECOPY = "The file on disk is not a whole checkpoint file. Copy it again to a new directory, check its size and digest, then publish by rename."
@@ -76,18 +82,30 @@ CACHE_INFO = "The weight cache is in use. Key it by content, or purge it before 
 SAMPLING = "Defaults for sampling come from generation_config.json of the checkpoint; answers change with it. Compare it with the previous release's."
 VARIABLE = "This engine release ignores an environment variable that was set. Check its spelling against the release."
 REPLACED = "The engine follows the tensors and not the config about tied embeddings. Publish a config that agrees with the weights."
+DRAFT = "The draft model is hardly ever right, so it costs time and gains none. Pair it with the target's release."
 DEFECT = "The checkpoint breaks the named rule of the loading contract. Copy or build it again, and run the pre-flight before publishing."
 NONE = ""
 
 
-def _row(klass: str, pattern: str, faults: str, remedy: str, weight: str = ERROR, *, loose: bool = False) -> Signature:
+def _row(
+    klass: str,
+    pattern: str,
+    faults: str,
+    remedy: str,
+    weight: str = ERROR,
+    *,
+    loose: bool = False,
+    quiet: bool = False,
+) -> Signature:
     return Signature(
         klass=klass,
         pattern=re.compile(pattern),
+        words=tuple(sorted(anchors(pattern))),
         fault_ids=tuple(faults.split()),
         remedy=remedy,
         weight=weight,
         is_loose=loose,
+        is_quiet=quiet,
     )
 
 
@@ -110,6 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("cache", r"weight cache: (failed to allocate|not (used|stored))", "M01", SHARED_MEMORY, NOTE),
     _row("cache", r"weight cache: ", "", CACHE_INFO, NOTE),
     # Ended by a signal: stands before everything else.
+    _row("signal", r"code=(killed|dumped), status=(4/ILL|6/ABRT|7/BUS|11/SEGV)|exited with code (132|134|135|139)$", "D18 M08", SIGNAL),
     _row("signal", r"Segmentation fault|Segfault encountered|Bus error|Illegal instruction|Fatal Python error|\bSIG(SEGV|BUS|ILL|ABRT)\b", "D18 M08", SIGNAL, loose=True),
     # Files.
     _row("file", r"Error while deserializing header: ?(HeaderTooLarge|header too large|HeaderTooSmall|header too small)", "D02 D01", RECOPY),
@@ -142,6 +161,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("load", r"Attempted to load weight|Tried to load weights of size|size mismatch for \S+ ?: copying a param with shape", "D07 C02", PAIR),
     _row("load", r"The size of tensor a \(\d+\) must match the size of tensor b", "D07 C02", PAIR),
     _row("load", r"start \(\d+\) \+ length \(\d+\) exceeds dimension size", "D07 C02", PAIR),
+    _row("load", r"loading tensor of shape .{0,200}into parameter .{0,200}of shape", "D23", RESHARD, NOTE),
     _row("load", r"Missing keys .{0,500}in loaded state|Could not find checkpoint files", "D23", RESHARD),
     _row("load", r"KeyError: '?.{0,120}weight_scale", "C08", QUANTIZATION),
     _row("load", r"KeyError: 'lm_head\.weight'", "C04", PAIR),
@@ -149,6 +169,7 @@ SIGNATURES: tuple[Signature, ...] = (
     # Memory.
     _row("memory", r"Free memory on device .{0,200}less than desired GPU memory utilization|Error in memory profiling", "M06", MEMORY),
     _row("memory", r"No available memory for the cache blocks|To serve at least one request", "L04", LENGTH),
+    _row("memory", r"Out of memory: Killed process \d+|\boom-kill\b|killed by the OOM killer|OOMKilled|code=killed, status=9/KILL|exited with code 137$", "M05", KILLED),
     _row("memory", r"CUDA out of memory|OutOfMemoryError", "M06", MEMORY),
     _row("memory", r"unable to open shared memory object", "M01", SHARED_MEMORY),
     # Requests and adapters.
@@ -158,6 +179,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("request", r"default chat template is no longer allowed", "C10", TEMPLATE),
     _row("lora", r"LoRA rank \d+ is greater than max_lora_rank|expected target modules in .{0,300}but received|is unsupported LoRA weight", "U05", LORA),
     _row("lora", r"The lora adapter .{0,200}has already been", "U07", LORA),
+    _row("live", r"Draft acceptance rate: [0-4]\.\d+%", "U08", DRAFT, NOTE),
     # Updates in place.
     _row("live", r"Reloading weights inplace|Reloading and processing weights took", "U02", PREFIX, NOTE),
     _row("live", r"Invocation of \S+ method failed", "U02", RELOAD),
@@ -173,7 +195,7 @@ SIGNATURES: tuple[Signature, ...] = (
     # The engine's processes.
     _row("engine", r"\[Errno 98\]|[Aa]ddress already in use", "L05 M07", PORT),
     _row("engine", r"Timed out waiting for engine core processes to start", "N01", LIMIT),
-    _row("engine", r"No available (shared memory broadcast )?block found in", "M01 M04", SHARED_MEMORY),
+    _row("engine", r"No available (shared memory broadcast )?block found in", "M01 M04", SHARED_MEMORY, quiet=True),
     _row("engine", r"RPC call to .{0,200}timed out", "M04", DEAD),
     _row("engine", r"Worker proc .{0,200}died unexpectedly|engine core exited unexpectedly", "M03", DEAD),
     _row("engine", r"EngineCore failed to start|WorkerProc (failed to start|initialization failed|hit an exception)", "", UPSTREAM, ECHO),

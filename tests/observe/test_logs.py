@@ -121,6 +121,135 @@ def test_lines_that_mean_nothing(line) -> None:
     assert classify(line) == ()
 
 
+@pytest.mark.parametrize("corpus", ["requests", "starting"])
+def test_what_engines_print_when_all_is_well_is_not_classified(corpus: str) -> None:
+    text = (Path(__file__).parent / "negative" / f"{corpus}.log").read_text(encoding="utf-8")
+    assert text.count("\n") > 10
+    assert classify(text) == ()
+
+
+BEFORE = (
+    "Nov 30 01:58:12 gpu-1 vllm[123]: ",
+    "Nov  3 01:58:12 gpu-1.example vllm: ",
+    "2026-11-30T01:58:12+0000 gpu-1 vllm[123]: ",
+    "2026-11-30T01:58:12.123456789Z ",
+    "2026-11-30T01:58:12.123456789Z stderr F ",
+    "vllm-1  | ",
+    "[pod/vllm-0/server] ",
+    "[pod/vllm-0/server] 2026-11-30T01:58:12.1Z ",
+    "vllm-1  | 2026-11-30T01:58:12Z ",
+)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_carries_a_line_is_left_out(before: str) -> None:
+    (found,) = classify(f"{before}(EngineCore pid=8) ERROR 11-30 01:58:12 [core.py:1] KeyError: 'lm_head.weight'")
+    assert found.text == "KeyError: 'lm_head.weight'"
+    assert classify(f"{before}INFO 11-30 01:58:12 [x.py:1] There is no module or parameter named") == ()
+    assert classify(f'{before}  File "x.py", line 3, in There is no module or parameter named') == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "klass", "fault_id"),
+    [
+        ("Nov 30 01:58:12 h systemd[1]: vllm.service: Main process exited, code=dumped, status=11/SEGV", "signal", "M08"),
+        ("Nov 30 01:58:12 h systemd[1]: vllm.service: Main process exited, code=killed, status=9/KILL", "memory", "M05"),
+        ("Nov 30 01:58:12 h kernel: Out of memory: Killed process 123 (VLLM::EngineCor) total-vm:1kB", "memory", "M05"),
+        ("vllm-1 exited with code 137", "memory", "M05"),
+        ("vllm-1 exited with code 135", "signal", "D18"),
+        ("INFO 01-01 00:00:00 [shm_broadcast.py:1] No available shared memory broadcast block found in 60 seconds.", "engine", "M01"),
+        ("WARNING 01-01 00:00:00 [x.py:1] loading tensor of shape torch.Size([2]) into parameter 'a' of shape torch.Size([4])", "load", "D23"),
+        ("INFO 01-01 00:00:00 [x.py:1] SpecDecoding metrics: Avg Draft acceptance rate: 0.0%", "live", "U08"),
+    ],
+)  # fmt: skip
+def test_what_supervisors_and_quiet_engines_print(line: str, klass: str, fault_id: str) -> None:
+    (found,) = classify(line)
+    assert (found.klass, fault_id in found.fault_ids) == (klass, True)
+
+
+# Every string of the list that signatures were read from, as an engine prints it, with its class.
+KNOWN = {
+    "file": (
+        "SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+        "SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
+        "SafetensorError: Error while deserializing header: invalid JSON in header: EOF",
+        "_pickle.UnpicklingError: invalid load key, 'v'.",
+        "RuntimeError: PytorchStreamReader failed reading zip archive",
+        "OSError: It looks like the config file at 'x' is not a valid JSON file.",
+        "OSError: Can't load tokenizer for 'x'",
+        "OSError: x does not appear to have a file named config.json",
+        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files",
+        "OSError: [Errno 116] Stale file handle: 'x'",
+        "RuntimeError: not a safetensors repo. Couldn't find model.safetensors.index.json",
+        "MemoryError",
+    ),
+    "config": (
+        "ValueError: Model architectures ['X'] are not supported for now.",
+        "ValueError: Invalid repository ID or local directory specified: 'x'",
+        "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3).",
+        "ValueError: Quantization method specified in the model config (fp8) does not match",
+        "ValueError: torch.bfloat16 is not supported for quantization method awq",
+        "ValueError: User-specified max_model_len (9) is greater than the derived max_model_len",
+        "WARNING 01-01 00:00:00 [x.py:1] Casting torch.bfloat16 to torch.float16.",
+        "pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "vllm: error: unrecognized arguments: --disable-weight-cache",
+        "AssertionError: 151552 is not divisible by 6",
+    ),
+    "load": (
+        "FileNotFoundError: Weight files referenced in index but missing: ['x']",
+        "ValueError: Following weights were not initialized from checkpoint: {'x'}",
+        "WARNING 01-01 00:00:00 [x.py:1] Some weights are not initialized from checkpoints: {'x'}",
+        "ValueError: Attempted to load weight (torch.Size([3600])) into parameter (torch.Size([3584]))",
+        "ValueError: Tried to load weights of size torch.Size([1])to a parameter of size torch.Size([2])",
+        "ValueError: Missing keys ('x',) in loaded state!",
+        "ValueError: Could not find checkpoint files 'x'",
+        "RuntimeError: size mismatch for x.weight: copying a param with shape",
+        "RuntimeError: start (0) + length (256) exceeds dimension size (128).",
+        "KeyError: 'model.layers.0.mlp.down_proj.weight_scale'",
+        "ValueError: Unexpected weight: x",
+    ),
+    "memory": (
+        "ValueError: Free memory on device (1/2 GiB) on startup is less than desired GPU memory utilization (0.9)",
+        "ValueError: No available memory for the cache blocks.",
+        "RuntimeError: unable to open shared memory object </x> in read-write mode",
+    ),
+    "lora": (
+        "ValueError: LoRA rank 64 is greater than max_lora_rank 16.",
+        "ValueError: x is unsupported LoRA weight",
+        "ValueError: The lora adapter 'x' has already been loaded.",
+    ),
+    "live": (
+        "INFO 01-01 00:00:00 [x.py:1] Reloading weights inplace...",
+        "ERROR 01-01 00:00:00 [x.py:1] Invocation of reload_weights method failed",
+        "INFO 01-01 00:00:00 [x.py:1] Successfully reset prefix cache",
+        "INFO 01-01 00:00:00 [x.py:1] It took 1.0 seconds to fall asleep.",
+    ),
+    "cache": (
+        "RuntimeError: vLLM failed to compile the model. The most likely reason",
+        "WARNING 01-01 00:00:00 [x.py:1] Triton kernel JIT compilation during inference: k",
+        "WARNING 01-01 00:00:00 [x.py:1] Weight cache unusable (x); falling back to disk",
+        "INFO 01-01 00:00:00 [x.py:1] Mapped 21 tensors from the weight cache daemon",
+    ),
+    "engine": (
+        "OSError: [Errno 98] error while attempting to bind on address",
+        "TimeoutError: RPC call to execute_model timed out.",
+        "TimeoutError: Timed out waiting for engine core processes to start.",
+        "RuntimeError: Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",
+        "vllm.engine.multiprocessing.MQEngineDeadError: Engine loop is not running.",
+    ),
+    "request": (
+        "ValueError: As of transformers v4.44, default chat template is no longer allowed",
+        "ValueError: Token id 151791 is out of vocabulary",
+        "RuntimeError: CUDA error: device-side assert triggered",
+    ),
+}
+
+
+@pytest.mark.parametrize(("klass", "line"), [(klass, line) for klass, lines in KNOWN.items() for line in lines])
+def test_a_string_of_the_list_has_its_class(klass: str, line: str) -> None:
+    assert [found.klass for found in classify(line)] == [klass]
+
+
 def test_a_file_error_stands_before_a_load_error_printed_earlier_and_a_signal_before_both() -> None:
     load = "ValueError: There is no module or parameter named 'x'"
     file = "OSError: [Errno 5] Input/output error"
