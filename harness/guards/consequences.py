@@ -137,10 +137,13 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("C06", RISK): (
         Rule(text="starts if it has the architecture; names and shapes are then checked by its loader alone"),
     ),
-    ("C07", REFUSES): (Rule(text="refuses to start with this dtype"),),
+    ("C07", REFUSES): (Rule(text="refuses to start with this dtype", measured=True),),
     ("C07", SILENT): (Rule(text="warns of the cast, starts, and computes with infinities", measured=True),),
     ("C07", RISK): (Rule(text="warns of the cast and starts; small values stay right to 1e-3", measured=True),),
-    ("C08", REFUSES): (Rule(text="refuses to start"),),
+    ("C08", REFUSES): (
+        Rule(text="refuses to start", seen=r"--quantization", measured=True),
+        Rule(text="refuses to start: it knows no such tensors"),
+    ),
     ("C08", SILENT): (Rule(text="starts; with fp8 and plain weights every answer is not a number", measured=True),),
     ("C08", RISK): (Rule(text="quantises on loading, or serves values that are not numbers", measured=True),),
     ("C09", SILENT): (
@@ -166,8 +169,11 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
         Rule(text="warns and ignores the variable", since=(0, 17, 0)),
         Rule(text="ignores the variable without a word"),
     ),
-    ("L03", REFUSES): (Rule(text="refuses to start"),),
-    ("L04", REFUSES): (Rule(text="refuses to start"),),
+    ("L03", REFUSES): (
+        Rule(text="refuses to start and names the numbers", seen=r"num_attention_heads", measured=True),
+        Rule(text="refuses to start"),
+    ),
+    ("L04", REFUSES): (Rule(text="refuses to start and names the numbers", measured=True),),
     ("L04", RISK): (Rule(text="starts; positions beyond the config's length give numbers that mean nothing"),),
     ("L06", RISK): (Rule(text="starts; its /v1/models says nothing of which weights it serves"),),
     ("K05", RISK): (

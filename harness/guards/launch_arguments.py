@@ -20,15 +20,17 @@ HALF = ("float16", "half")
 NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")  # refused by name, every release read
 PADDED_ROWS = 64  # the engine pads the vocabulary to a multiple of it before it divides
 SAME_METHOD = (
-    frozenset({"gptq", "auto_gptq", "gptq_marlin", "moe_wna16", "humming"}),
-    frozenset({"awq", "auto_awq", "awq_marlin", "moe_wna16", "humming"}),
-    frozenset({"fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "deepseek_v4_fp8", "humming"}),
-    frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "humming"}),
-    frozenset({"mxfp4", "gpt_oss_mxfp4", "humming"}),
-    frozenset({"mxfp8", "modelopt_mxfp8", "humming"}),
+    frozenset({"gptq", "auto_gptq", "gptq_marlin", "moe_wna16"}),
+    frozenset({"awq", "auto_awq", "awq_marlin", "moe_wna16"}),
+    frozenset({"fp8", "deepseek_v4_fp8"}),
+    frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"}),
+    frozenset({"mxfp4", "gpt_oss_mxfp4"}),
+    frozenset({"mxfp8", "modelopt_mxfp8"}),
 )
-NEEDS_SCALES = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "compressed-tensors", "quark")
-HALVES_ONLY = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")  # float32 is refused
+ANY_METHOD = "humming"  # kernels for every method
+AWQ_OR_GPTQ = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "moe_wna16")
+NEEDS_SCALES = (*AWQ_OR_GPTQ, *SAME_METHOD[3], "compressed-tensors", "inc", "quark", "torchao")
+HALVES_ONLY = (*AWQ_OR_GPTQ, "fp8")  # float32 is refused
 
 
 def argument_findings(checkpoint: Checkpoint, launch: Launch, *, dtype: str = "auto") -> Iterator[PreflightFinding]:
@@ -107,15 +109,15 @@ def _parallel(config: Mapping[str, Any], launch: Launch) -> Iterator[PreflightFi
     rows = _count(config, "vocab_size")
     if rows:
         padded = (rows + PADDED_ROWS - 1) // PADDED_ROWS * PADDED_ROWS
-        divisors.append((f"vocab_size padded to {PADDED_ROWS}s,", padded))
+        divisors.append((f"vocab_size {rows}, padded", padded))
     for key in ("intermediate_size", "moe_intermediate_size"):
         if key == "intermediate_size" or not launch.flags.get("--enable-expert-parallel"):
             divisors.append((key, _count(config, key)))
     for key, number in divisors:
         if number and number % size:
-            yield _indivisible(f"tensor parallel size {size}", f"a divisor of {key} {number}")
+            yield _indivisible(f"tensor parallel size {size}, {key} {number}", "a size that divides it")
     if kv_heads and size > kv_heads and size % kv_heads:
-        yield _indivisible(f"tensor parallel size {size}", f"a multiple of num_key_value_heads {kv_heads}")
+        yield _indivisible(f"tensor parallel size {size}, num_key_value_heads {kv_heads}", "a multiple of it")
     yield from _stages(config, launch, size)
 
 
@@ -161,7 +163,7 @@ def _quantisation(config: Mapping[str, Any], launch: Launch, dtype: str) -> Iter
             f"a method that {launch.release.label} has",
             "correct the name; only a plug-in could bring another method",
         )
-    elif asked is not None and isinstance(method, str) and asked != method:
+    elif asked is not None and isinstance(method, str) and asked not in (method, ANY_METHOD):
         if not any(asked in family and method in family for family in SAME_METHOD):
             yield _finding(
                 "C08",

@@ -87,6 +87,8 @@ class Launch:
 def read_options(arguments: Sequence[str], release: Release) -> Launch:
     """Return the options among `arguments`, as the parser of `release` takes them."""
     launch = Launch(release)
+    if not arguments:
+        return launch
     known = launch_options(release.read_as)
     given = _nested(list(_spelled(arguments)), launch)
     position = 0
@@ -110,10 +112,9 @@ def read_options(arguments: Sequence[str], release: Release) -> Launch:
             values.append(given[position])
             position, limit = position + 1, limit - 1
         _take(launch, option, name, values, is_explicit=bool(equals))
-    if len(launch.words) > 1:
-        launch.note(
-            f'"{launch.words[1]}" belongs to no option', "one word alone at most, the model", "quote or remove it"
-        )
+    models = [*launch.values.get("--model", ()), *launch.words]
+    if len(models) > 1:
+        launch.note(f'"{models[1]}" belongs to no option', "one word alone at most, the model", "quote or remove it")
     return launch
 
 

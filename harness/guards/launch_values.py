@@ -98,4 +98,8 @@ def mended(option: LaunchOption, value: str, expected: str) -> str:
     nearest = difflib.get_close_matches(value[:80], option.choices, n=1)
     if nearest:
         return f"did you mean {nearest[0]}?"
-    return "correct the value" if option.kind == "object" or len(expected) > 80 else f"use {expected}"
+    return (
+        "correct the value"
+        if "json" in option.kind or option.kind == "object" or len(expected) > 80
+        else f"use {expected}"
+    )

@@ -24,6 +24,8 @@ from harness.guards.values import value_findings
 __all__ = ["PreflightFinding", "PreflightReport", "Published", "Severity", "check", "examine"]
 
 UNREAD = ("D01", "D02", "D03", "D16", "D20")  # structural findings after which tensors of a shard are not known
+NOT_CHECKED = ": names and shapes were not checked"  # how findings end that say so
+NOT_CHECKED_DEEP = f"{NOT_CHECKED} with transformers"
 ORDER = {Severity.REFUSES: 0, Severity.SILENT: 1, Severity.RISK: 2}
 
 
@@ -65,14 +67,17 @@ def examine(
     dtype: str = "auto",
     against: Path | None = None,
     read_tensors: bool = False,
+    deep: bool = False,
     published: Published | None = None,
     fail_on: frozenset[Severity] = BLOCKING,
 ) -> PreflightReport:
     """Return the same with what could not be looked at; `launch` also says for which release.
 
-    Raises: UsageError, EnvironmentMissing when the manifest of `published` or its key cannot be used.
+    With `deep` names and shapes are also compared with the model that the installed transformers builds.
+    Raises: EnvironmentMissing when that, or what a signature needs, is not installed; UsageError when the manifest of
+    `published` or its key cannot be used.
     """
-    found = [*_findings(path, launch, dtype, against, read_tensors), *_differences_to(path, published)]
+    found = [*_findings(path, launch, dtype, against, read_tensors, deep), *_differences_to(path, published)]
     findings = [with_consequence(finding, launch.release) for finding in found]
     return PreflightReport(
         checkpoint=path,
@@ -84,7 +89,7 @@ def examine(
 
 
 def _findings(
-    path: Path, launch: Launch, dtype: str, against: Path | None, read_tensors: bool
+    path: Path, launch: Launch, dtype: str, against: Path | None, read_tensors: bool, deep: bool
 ) -> Iterator[PreflightFinding]:
     surveyed, defects = survey(path)
     structural = [finding_of(defect) for defect in defects]
@@ -93,7 +98,7 @@ def _findings(
     if path.is_dir():
         is_whole = not any(finding.id in UNREAD for finding in structural)
         yield from _architecture(checkpoint, launch.release)
-        yield from layout_findings(checkpoint, is_whole=is_whole)
+        yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
         for finding in side_file_findings(checkpoint):
             if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
                 yield finding
@@ -105,6 +110,22 @@ def _findings(
         yield from value_findings(checkpoint, to_fp16=to_fp16)
     if against is not None:
         yield from differences(surveyed, survey(against)[0])
+
+
+def _layout(checkpoint: Checkpoint, *, is_whole: bool, deep: bool) -> Iterator[PreflightFinding]:
+    """Yield what names and shapes show; what both ways of knowing them say is said once."""
+    by_formula = list(layout_findings(checkpoint, is_whole=is_whole))
+    if not deep:
+        yield from by_formula
+        return
+    from harness.guards.transformers_layout import deep_findings  # torch takes seconds to import
+
+    built = list(deep_findings(checkpoint, is_whole=is_whole))
+    if not any(finding.seen.endswith(NOT_CHECKED_DEEP) for finding in built):
+        by_formula = [finding for finding in by_formula if not finding.seen.endswith(NOT_CHECKED)]
+    said = {(finding.id, finding.where) for finding in by_formula}
+    yield from by_formula
+    yield from (finding for finding in built if (finding.id, finding.where) not in said)
 
 
 def _differences_to(path: Path, published: Published | None) -> Iterator[PreflightFinding]:

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+from harness.errors import (
+    EXIT_BROKEN,
+    EXIT_HELD,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    EnvironmentMissing,
+    HarnessError,
+    UsageError,
+)
 from harness.guards.command import print_json
 from harness.guards.finding import PreflightReport, Severity, printable
 from harness.guards.launch import launch_of
@@ -42,11 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             dtype=options.dtype,
             against=options.against,
             read_tensors=options.verify,
+            deep=options.deep,
             published=_published(options),
             fail_on=fail_on,
         )
     except argparse.ArgumentError as error:
         return _ended(error, EXIT_USAGE)
+    except EnvironmentMissing as error:
+        return _ended(error, EXIT_UNKNOWN)
     except HarnessError as error:
         return _ended(error, error.exit_code)
     except SystemExit as end:  # --help, or an argument that is absent
@@ -89,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--launch-file", type=Path, metavar="FILE", help='a file with the "vllm serve" line')
     parser.add_argument("--dtype", default="auto", help="the --dtype of the engine, where no arguments are given")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="names and shapes of any architecture, by the installed transformers and torch",
+    )
     parser.add_argument("--verify", action="store_true", help="read every byte: values that are not finite, zero tails")
     parser.add_argument(
         "--manifest", type=Path, metavar="FILE", help="compare every byte with this manifest of the publisher"

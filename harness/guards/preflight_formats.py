@@ -58,8 +58,7 @@ def _result(finding: PreflightFinding, ids: list[str], report: PreflightReport) 
     }
     if tensor:
         location["logicalLocations"][0]["name"] = printable(tensor[1])
-    name = file[1] if file else "config.json" if tensor is None else "model.safetensors"
-    path = Path(str(report.checkpoint), name) if file else report.checkpoint
+    path = Path(str(report.checkpoint), file[1]) if file else report.checkpoint
     location["physicalLocation"] = {"artifactLocation": {"uri": _uri(path)}}
     text = f"{finding.seen}; expected {finding.expected}. {finding.consequence}. Mend: {finding.remedy}"
     return {
@@ -73,7 +72,11 @@ def _result(finding: PreflightFinding, ids: list[str], report: PreflightReport) 
 
 
 def _uri(path: Path) -> str:
-    return quote(os.fsencode(path), safe="/")
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:  # a name from a JSON file, which no file can have
+        raw = str(path).encode("utf-8", "replace")
+    return quote(raw, safe="/")
 
 
 def junit(report: PreflightReport) -> str:
