@@ -11,6 +11,9 @@ from random import Random
 from harness.load.shape import LoadShape, Profile
 
 
+SHARE_MIN = 1e-9  # of the nominal rate
+
+
 def arrival_times(shape: LoadShape, random: Random, *, horizon_s: float, exactly: int | None = None) -> list[float]:
     """Return the times in seconds at which requests of a shape arrive before `horizon_s`, in order.
 
@@ -68,7 +71,9 @@ class Rate:
     """A rate that is linear between the points of a profile."""
 
     def __init__(self, rate_rps: float, profile: Profile) -> None:
-        points = [(at_s, rate_rps * share) for at_s, share in profile] or [(0.0, rate_rps)]
+        # A rate of almost nothing, once squared, is nothing: no time could be computed from it.
+        shares = [(at_s, share if share >= SHARE_MIN else 0.0) for at_s, share in profile]
+        points = [(at_s, rate_rps * share) for at_s, share in shares] or [(0.0, rate_rps)]
         points = [(0.0, points[0][1]), *points, (math.inf, points[-1][1])]
         self._pieces: list[_Piece] = []
         before = 0.0

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import harness.load
@@ -157,6 +157,7 @@ RATES = st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.0, 3.0)), min_size=1,
 
 @settings(deadline=None)
 @given(steps=RATES, at_s=st.floats(0, 100))
+@example(steps=[(1.5, 0.0), (1.0, 2.4e-299)], at_s=2.0)
 def test_when_undoes_until(steps: list[tuple[float, float]], at_s: float) -> None:
     times = list(accumulate(gap for gap, _ in steps))
     rate = Rate(4.0, tuple(zip(times, (share for _, share in steps), strict=True)))
