@@ -10,7 +10,6 @@ from random import Random
 
 from harness.load.shape import LoadShape, Profile
 
-
 SHARE_MIN = 1e-9  # of the nominal rate
 
 
