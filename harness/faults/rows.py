@@ -92,7 +92,7 @@ ROWS: dict[str, Row] = {
     "D15": Row(
         "same header, other bytes: zero tail, transposed, not finite",
         "silent (measured)",
-        "zeros and NaN with `--deep`; else only a canary",
+        "zeros and NaN with `--verify`; other bytes with a manifest; else only a canary",
     ),
     "D16": Row(
         "dtypes that differ from the config or from each other",
@@ -167,7 +167,7 @@ ROWS: dict[str, Row] = {
     "C07": Row(
         "bf16 values that fp16 cannot hold",
         "silent: infinite (measured)",
-        "as a risk; with `--deep` and `--dtype float16` it blocks",
+        "as a risk; with `--verify` and `--dtype float16` it blocks",
     ),
     "C08": Row(
         "config and tensors disagree about quantisation",
