@@ -123,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--yes", action="store_true", help="end what is listed")
     sweep.set_defaults(command=_sweep)
 
-    listing = commands.add_parser("list", help="list the faults that can be injected")
+    listing = commands.add_parser("list", help="list faults and scenarios, what they need and how long they took")
+    listing.add_argument("paths", type=Path, nargs="*", help="scenario files or directories (default: scenarios)")
+    listing.add_argument("--results", type=Path, default=Path("results"), help="stored runs (default: results)")
     listing.set_defaults(command=_list)
 
     expectations = commands.add_parser("expectations", help="record at which layer an engine release notices faults")
@@ -223,11 +225,11 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from harness.faults import FAULTS
+    from harness.listing import listing
+    from harness.report.printable import printable
 
-    for name, make in sorted(FAULTS.items()):
-        summary = (make.__doc__ or "").strip().split("\n")[0]
-        print(f"{name:24}{summary}")
+    for line in listing(options.paths, options.results):
+        print(printable(line))
     return EXIT_HELD
 
 

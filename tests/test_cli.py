@@ -136,7 +136,7 @@ def test_mistake_is_named(tell: Tell, arguments: list[str], said: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frobnicate"], ["run", "--bogus"], ["judge"], ["list", "x"], ["expectations", "measure", "--starts", "0"]],
+    [[], ["frobnicate"], ["run", "--bogus"], ["judge"], ["list", "--bogus"], ["expectations", "measure", "--starts", "0"]],
 )
 def test_wrong_call_shows_the_usage(tell: Tell, arguments: list[str]) -> None:
     code, output, errors = tell(*arguments)
@@ -158,9 +158,17 @@ def test_every_command_explains_itself(tell: Tell, command: str) -> None:
 def test_faults_are_listed_with_a_sentence_each(tell: Tell) -> None:
     code, output, _ = tell("list")
     assert code == 0
-    lines = output.splitlines()
-    assert any(line.startswith("widen_tensor ") for line in lines)
-    assert all(len(line.split(maxsplit=1)) == 2 and line.rstrip().endswith(".") for line in lines), output
+    title, *lines = output.splitlines()
+    assert title.startswith("faults (")
+    assert any(line.startswith("  widen_tensor ") for line in lines)
+    assert all(len(line.split()) > 2 for line in lines), output
+
+
+def test_scenarios_of_an_absent_path_cannot_be_listed(tell: Tell) -> None:
+    code, output, errors = tell("list", "nowhere")
+    assert (code, output) == (3, "")
+    assert is_one_sentence(errors)
+    assert '"nowhere" does not exist' in errors
 
 
 def test_own_checkpoints_that_cannot_be_rolled_out(tell: Tell, tmp_path: Path) -> None:

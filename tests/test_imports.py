@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("run",),
     ("bench", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
-    ("plugin", "cli", "session", "recording"),
+    ("plugin", "cli", "session", "recording", "listing"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
 HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "pynvml", "hypothesis")

@@ -1,0 +1,81 @@
+"""`harness list` shows what is there, and times only from runs that were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.faults import FAULTS
+from harness.listing import last_times, listing
+
+SUITE = """
+import pytest
+from harness import Scenario, faults, models
+from scenarios.defences import BITES, LOAD, contained
+
+CACHED = Scenario(
+    name="cached",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.parallel_size(),),
+    load=LOAD,
+    unguarded=BITES,
+    guarded=contained("preflight"),
+)
+
+@pytest.mark.gpu
+def test_it(run_scenario): ...
+"""
+
+
+def junit(engine: str, seconds: float) -> str:
+    return (
+        f'<testsuites><testsuite name="rollout on {engine}">'
+        f'<testcase classname="cached" name="cached[guarded]" time="{seconds:.3f}"/></testsuite></testsuites>'
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for run, engine, seconds in (
+        ("2026-01", "reference-1.0", 9),
+        ("2026-02", "reference-1.0", 5),
+        ("2026-03", "v-1", 70),
+    ):
+        (tmp_path / "results" / run).mkdir(parents=True)
+        (tmp_path / "results" / run / "junit.xml").write_text(junit(engine, seconds))
+    (tmp_path / "results" / "2026-04").mkdir()
+    (tmp_path / "results" / "2026-04" / "junit.xml").write_bytes(b"\xff\x00 not XML")
+    return tmp_path / "results"
+
+
+def test_times_are_those_of_the_newest_run_on_each_engine(results: Path) -> None:
+    assert last_times(results) == {"cached": {"guarded on reference-1.0": 5.0, "guarded on v-1": 70.0}}
+    assert last_times(results / "absent") == {}
+
+
+def test_every_fault_and_scenario_is_listed_with_what_it_needs(results: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "rollouts" / "test_cached.py"
+    suite.parent.mkdir()
+    suite.write_text(SUITE)
+
+    lines = list(listing([suite.parent], results))
+
+    assert {line.split()[0] for line in lines if line.startswith("  ")} >= set(FAULTS)
+    widen = next(line for line in lines if "widen_tensor" in line)
+    assert widen.split()[1:3] == ["damage", "D08"]
+    below = lines[next(i for i, line in enumerate(lines) if line.startswith("  stale_weight_cache")) + 1]
+    assert below.strip() == "needs an engine with the weight cache"
+    assert f"{suite} (some need gpu):" in lines
+    assert "  cached: parallel_size" in lines
+    assert "    took 5 s guarded on reference-1.0, 70 s guarded on v-1" in lines
+
+
+def test_the_command_lists_faults_where_there_are_no_scenarios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["list"]) == 0
+    assert f"faults ({len(FAULTS)};" in capsys.readouterr().out
