@@ -136,7 +136,14 @@ def test_mistake_is_named(tell: Tell, arguments: list[str], said: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frobnicate"], ["run", "--bogus"], ["judge"], ["list", "--bogus"], ["expectations", "measure", "--starts", "0"]],
+    [
+        [],
+        ["frobnicate"],
+        ["run", "--bogus"],
+        ["judge"],
+        ["list", "--bogus"],
+        ["expectations", "measure", "--starts", "0"],
+    ],
 )
 def test_wrong_call_shows_the_usage(tell: Tell, arguments: list[str]) -> None:
     code, output, errors = tell(*arguments)
