@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+from harness.compare_command import add_commands, judge_comparisons
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
 from harness.guards.command import CommandParser
 from harness.settings import EXPLAINED
@@ -151,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
     matrix.set_defaults(command=_matrix)
 
+    add_commands(commands)
     for name, summary in SUMMARIES.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
@@ -184,6 +186,8 @@ def _judge(options: argparse.Namespace) -> int:
     from harness.report.printable import printable
     from harness.report.reports import write_reports
 
+    if (options.run / "comparison.json").is_file():
+        return judge_comparisons([options.run])
     run = write_reports(options.run, expectations=options.expectations)
     for record in run.scenarios:
         print(printable(f"{record.verdict:8}{record.layer:14}{record.name} [{record.mode}]"))

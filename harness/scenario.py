@@ -12,7 +12,7 @@ from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
 from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
-from harness.judge.claims import Claim
+from harness.judge.claims import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
 from harness.load.shape import LoadShape
 
 
@@ -119,6 +119,7 @@ class Scenario:
             *([] if self.limit_s > 0 else [f"limit_s must be positive, got {self.limit_s:g}"]),
             *self._timeline_problems(),
             *self._fault_problems(),
+            *([WHY_PAIRED_ONLY] if any(c.name == PAIRED_ONLY for c in (*self.unguarded, *self.guarded)) else []),
         ]
         if wrong:
             raise ScenarioInvalid(f'scenario "{self.name}": {"; ".join(wrong)}')

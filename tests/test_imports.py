@@ -37,11 +37,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "requirements",
     ),
     ("run",),
-    ("bench", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
-    ("plugin", "cli", "session", "recording", "listing"),
+    ("bench", "compare", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
+    ("plugin", "cli", "compare_command", "session", "recording", "listing"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
-HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "pynvml", "hypothesis")
+HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "scipy", "pynvml", "hypothesis")
 
 
 def layer_of(module: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.clock import seconds_between
-from harness.errors import ScenarioInvalid
+from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
 from harness.judge.latency import band_finding
 from harness.judge.moments import (
@@ -34,6 +34,11 @@ from harness.observe.history import EventKind, History, RequestResult
 Judgement = tuple[Verdict, str, tuple[str, ...]]  # verdict, sentence, evidence
 STARTS_BEHIND_AN_EXPECTATION = 3
 LAG_LIMIT_MS = 250.0  # beyond it the generator, not the engine, made the latency
+PAIRED_ONLY = "latency_not_regressed"
+WHY_PAIRED_ONLY = (
+    f"{PAIRED_ONLY} needs paired, interleaved blocks (harness compare): within one scenario the old checkpoint runs before "
+    "the new one, and a machine that drifts in between looks like a regression; claim latency_back_in_band(factor, windows) here"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,20 @@ def recovered(*, within_s: float) -> Claim:
 def latency_back_in_band(*, factor: float, windows: int) -> Claim:
     """Claim that after recovery most of `windows` windows have a median latency inside the old band times `factor`."""
     return Claim("latency_back_in_band", {"factor": factor, "windows": windows})
+
+
+def latency_not_regressed(*, profile: str = "nightly") -> Claim:
+    """Claim that the new side of a comparison is not slower by more than the profile's margin.
+
+    For paired blocks alone (`harness compare`): a scenario refuses it. Slower is broken, not slower is held, and
+    inconclusive or invalid is unknown.
+    """
+    from harness.judge.paired import profile_named
+
+    try:
+        return Claim(PAIRED_ONLY, {"profile": profile_named(profile).name})
+    except UsageError as error:
+        raise ScenarioInvalid(f"{PAIRED_ONLY}: {error}") from None
 
 
 def faults_proved() -> Claim:
@@ -271,6 +290,10 @@ def _latency_back_in_band(history: History, context: Context, factor: float, win
     )
 
 
+def _latency_not_regressed(history: History, context: Context, profile: str) -> Judgement:
+    return Verdict.UNKNOWN, WHY_PAIRED_ONLY, ()
+
+
 def _faults_proved(history: History, context: Context) -> Judgement:
     injected = history.of(EventKind.FAULT_INJECTED)
     if not injected:
@@ -363,6 +386,7 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     "only_weights_served": _only_weights_served,
     "recovered": _recovered,
     "latency_back_in_band": _latency_back_in_band,
+    PAIRED_ONLY: _latency_not_regressed,
     "faults_proved": _faults_proved,
     "healthy_before": _healthy_before,
     "load_valid": _load_valid,

@@ -56,6 +56,23 @@ def sample_gpus() -> tuple[GpuSample, ...] | NoGpu:
         pynvml.nvmlShutdown()
 
 
+def driver_version() -> str:
+    """Return the version of the NVIDIA driver, empty where there is none."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no bindings, no library, no driver: all of them mean that there is none
+        return ""
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return ""
+    finally:
+        pynvml.nvmlShutdown()
+    return version.decode("utf-8", "replace") if isinstance(version, bytes) else str(version)
+
+
 def _sample(nvml: Any, index: int) -> GpuSample:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)

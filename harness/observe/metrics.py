@@ -36,6 +36,16 @@ _WANTED = {
 }
 _BY_LABEL = {"vllm:request_success_total": "finished_reason"}
 
+# Histograms of latencies; the later name of two replaces the earlier one where both are there.
+_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "ttft",
+    "vllm:time_per_output_token_seconds": "gap",  # until 0.10
+    "vllm:inter_token_latency_seconds": "gap",
+    "vllm:e2e_request_latency_seconds": "e2e",
+    "vllm:request_queue_time_seconds": "queue",
+    "vllm:request_prefill_time_seconds": "prefill",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -77,8 +87,44 @@ def pick(text: str) -> dict[str, float]:
     return values
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramSample:
+    """A latency histogram at one time: how many observations, and their sum in seconds."""
+
+    count: float
+    sum: float
+
+    def since(self, before: HistogramSample | None) -> HistogramSample:
+        """Return what was observed since an earlier sample."""
+        if before is None:
+            return self
+        return HistogramSample(count=self.count - before.count, sum=self.sum - before.sum)
+
+
+def pick_histograms(text: str) -> dict[str, HistogramSample]:
+    """Return vLLM's latency histograms under short names (ttft, gap, e2e, queue, prefill), summed over engines."""
+    sums: dict[tuple[str, str], float] = {}
+    for sample in parse(text):
+        base, _, part = sample.name.rpartition("_")
+        if base in _HISTOGRAMS and part in ("count", "sum") and math.isfinite(sample.value):
+            sums[base, part] = sums.get((base, part), 0.0) + sample.value
+    return {
+        short: HistogramSample(count=sums[name, "count"], sum=sums[name, "sum"])
+        for name, short in _HISTOGRAMS.items()
+        if (name, "count") in sums and (name, "sum") in sums
+    }
+
+
 def scrape(endpoint: str, *, api_key: str | None = None, limit_s: float = 2.0) -> dict[str, float]:
     """Ask an engine for `/metrics` once, without retries, and return what `pick` finds.
+
+    Raises: OSError for transport faults and timeouts, ValueError for anything but a 200 of bearable size.
+    """
+    return pick(read_page(endpoint, api_key=api_key, limit_s=limit_s))
+
+
+def read_page(endpoint: str, *, api_key: str | None = None, limit_s: float = 2.0) -> str:
+    """Ask an engine for `/metrics` once, without retries, and return the page.
 
     Raises: OSError for transport faults and timeouts, ValueError for anything but a 200 of bearable size.
     """
@@ -97,7 +143,7 @@ def scrape(endpoint: str, *, api_key: str | None = None, limit_s: float = 2.0) -
         connection.close()
     if response.status != 200:
         raise ValueError(f"/metrics answered HTTP {response.status}, expected 200")
-    return pick(body.decode("utf-8", "replace"))
+    return body.decode("utf-8", "replace")
 
 
 def _read(response: http.client.HTTPResponse, deadline: Deadline) -> bytes:
