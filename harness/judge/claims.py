@@ -12,6 +12,7 @@ from typing import Any
 from harness.clock import seconds_between
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
+from harness.judge.exposure import exposure
 from harness.judge.latency import band_finding
 from harness.judge.moments import (
     RIGHT_IN_A_ROW,
@@ -20,7 +21,6 @@ from harness.judge.moments import (
     Window,
     detection,
     expected_answers,
-    exposure,
     fault_at_ns,
     is_right,
     load_span,

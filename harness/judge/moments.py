@@ -9,7 +9,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import groupby, pairwise
 from typing import Any
 
 from harness.guards.canary import Answer
@@ -55,15 +54,6 @@ class Detection:
     because: str
     evidence: tuple[str, ...] = ()
     doubt: str = ""  # why this may have nothing to do with the fault; claims about detection are then unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exposure:
-    """Answers that users got from wrong weights: at least `lower`, at most `upper`."""
-
-    lower: int
-    upper: int
-    evidence: tuple[str, ...] = ()
 
 
 def fault_at_ns(history: History) -> int | None:
@@ -262,116 +252,6 @@ def _death_signs(
 
 def _request_sign(layer: Layer, request: Request, because: str) -> Detection:
     return Detection(layer=layer, at_ns=request.ended_ns, because=because, evidence=(request.id,))
-
-
-def exposure(history: History) -> Exposure:
-    """Count the answers users got from wrong weights, per incarnation.
-
-    An incarnation is suspected from when its last right canary was sent (or its start) until its next right one (or its
-    end), if any canary in between was wrong or got no usable answer; canaries that ask other prompts are followed apart.
-    It is convicted between two wrong canaries that follow each other, unless the prompts of one of them were answered
-    rightly in between. One that answered users and never a canary rightly is suspected throughout.
-    """
-    lower = upper = 0
-    evidence: list[str] = []
-    for incarnation, expected in expected_answers(history).items():
-        answered = [
-            r
-            for r in history.requests
-            if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
-        ]
-        marks = _canary_marks(history, incarnation, expected)
-        suspected: dict[str, Request] = {}
-        convicted: dict[str, Request] = {}
-        if not any(mark.is_right for mark in marks):
-            suspected = {r.id: r for r in answered}
-        # A right answer to some prompts does not clear an engine that answers others wrongly: each pass is followed alone.
-        rotations: set[int | None] = {mark.rotation for mark in marks} - {None}
-        followed = [[mark for mark in marks if mark.rotation in (None, rotation)] for rotation in rotations or {None}]
-        for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone)):
-            within = [r for r in answered if r.ended_ns > begin_ns and _sent(r) < end_ns]
-            suspected |= {r.id: r for r in within}
-        for begin_ns, end_ns in _convicting_spans(marks):
-            convicted |= {r.id: r for r in answered if _sent(r) >= begin_ns and r.ended_ns <= end_ns}
-        lower += len(convicted)
-        upper += len(suspected)
-        evidence += list(suspected)[:3]
-    return Exposure(lower=lower, upper=upper, evidence=tuple(evidence))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """What one canary says about the weights of an engine; neither right nor wrong when its answer was unusable."""
-
-    sent_ns: int
-    ended_ns: int
-    is_right: bool
-    is_wrong: bool
-    rotation: int | None = None  # which pass of the canary prompts was asked; None: all
-
-
-def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
-    """Return (begin, end) of every stretch without a right canary, from the right one before to the one after."""
-    runs = [(is_right, list(run)) for is_right, run in groupby(marks, key=lambda mark: mark.is_right)]
-    spans = []
-    for number, (is_right, _) in enumerate(runs):
-        if not is_right:
-            begin_ns = runs[number - 1][1][-1].sent_ns if number > 0 else 0
-            end_ns = runs[number + 1][1][0].ended_ns if number + 1 < len(runs) else 2**63
-            spans.append((begin_ns, end_ns))
-    return spans
-
-
-def _convicting_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
-    """Return (begin, end) between two wrong canaries, where nothing says that the weights were right meanwhile."""
-    spans = []
-    for first, last in pairwise(mark for mark in marks if mark.is_wrong):
-        asked = {first.rotation, last.rotation, None}
-        if not any(
-            mark.is_right and first.ended_ns <= mark.ended_ns <= last.ended_ns and mark.rotation in asked
-            for mark in marks
-        ):
-            spans.append((first.ended_ns, last.sent_ns))
-    return spans
-
-
-_UNUSABLE = frozenset(
-    {
-        RequestResult.HTTP_4XX,
-        RequestResult.HTTP_5XX,
-        RequestResult.MALFORMED,
-        RequestResult.WRONG_MODEL,
-        RequestResult.WRONG_CONTENT,
-        RequestResult.MIXED_VERSION,
-    }
-)
-
-
-def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[_Mark]:
-    """Return what the canaries of one incarnation say, in time order; a broken connection says nothing about weights."""
-    marks = []
-    for event in history.of(EventKind.CANARY_CHECKED):
-        if event.data["incarnation"] == incarnation:
-            answer = event.data["answer"]
-            marks.append(_mark(event.at_ns, event.at_ns, str(answer), expected))
-    for canary in history.canaries():
-        if canary.incarnation == incarnation and canary.result is RequestResult.OK:
-            mark = _mark(_sent(canary), canary.ended_ns, str(canary.answer), expected)
-            marks.append(replace(mark, rotation=canary.rotation))
-        elif canary.incarnation == incarnation and canary.result in _UNUSABLE:
-            mark = _Mark(sent_ns=_sent(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False)
-            marks.append(replace(mark, rotation=canary.rotation))
-    return sorted(marks, key=lambda mark: mark.ended_ns)
-
-
-def _mark(sent_ns: int, ended_ns: int, answer: str, expected: Answer) -> _Mark:
-    known = answer in frozenset(Answer) and answer != Answer.AMBIGUOUS
-    is_right = answer == expected
-    return _Mark(sent_ns=sent_ns, ended_ns=ended_ns, is_right=is_right, is_wrong=known and not is_right)
-
-
-def _sent(request: Request) -> int:
-    return request.planned_ns if request.sent_ns is None else request.sent_ns
 
 
 def recovery_at_ns(history: History) -> int | None:

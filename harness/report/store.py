@@ -17,11 +17,11 @@ from typing import Any
 from harness.errors import ClaimsBroken, ClaimsUnknown, HarnessError, UsageError
 from harness.judge.claims import Claim, Context, judge
 from harness.judge.expectations import load_expectations
+from harness.judge.exposure import exposure
 from harness.judge.moments import (
     Layer,
     Window,
     detection,
-    exposure,
     fault_at_ns,
     recovery_at_ns,
     remedy_at_ns,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.moments import Layer, Window, detection, exposure, recovery_at_ns, requests_in, window_span
+from harness.judge.exposure import exposure
+from harness.judge.moments import Layer, Window, detection, recovery_at_ns, requests_in, window_span
 from harness.observe.history import Event, EventKind, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 
