@@ -76,7 +76,7 @@ class Operations:
         if fault is None:
             if self._is_guarded_by(Guard.PREFLIGHT) and not self._preflight(self.staged):
                 return
-            publish.publish(self.staged, self.root, name=LIVE)
+            self._publish_damaged()
         else:
             acting = fault.start(self.staged, self.live, random=self.ground.random)
             self._acting.append(acting)
@@ -208,6 +208,16 @@ class Operations:
             return False
         self._event(EventKind.GUARD_PASSED, guard=Guard.PREFLIGHT, took_s=seconds_between(started, now_ns()))
         return True
+
+    def _publish_damaged(self) -> None:
+        """Publish the damaged copy; links that lead nowhere, which no publish copies, are then put where they were."""
+        links = [path for path in self.staged.rglob("*") if path.is_symlink() and not path.exists()]
+        dangling = {path.relative_to(self.staged): path.readlink() for path in links}
+        for path in links:
+            path.unlink()
+        publish.publish(self.staged, self.root, name=LIVE)
+        for name, target in dangling.items():
+            (self.live / name).symlink_to(target)
 
     def _purge(self) -> None:
         report = purge.purge(self.ground.cache)

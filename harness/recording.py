@@ -48,7 +48,7 @@ def measure_starts(
     Also returned is a sentence per start that failed: nothing is recorded of it.
     Raises: UsageError when there are no scenarios at the paths.
     """
-    scenarios = [scenario for scenario in collect(paths) if select in scenario.name]
+    scenarios = collect(paths, select=select)
     if not scenarios:
         raise UsageError(f'no scenario whose name holds "{select}" at {", ".join(str(path) for path in paths)}')
     made, failed = 0, []
@@ -84,13 +84,20 @@ def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: P
     return len(releases)
 
 
-def collect(paths: Sequence[Path]) -> list[Scenario]:
+def collect(paths: Sequence[Path], *, select: str = "") -> list[Scenario]:
     """Return the scenarios that test modules at these paths declare, alone or in tuples, each once.
+
+    With `select` only those whose name, or whose module's name, holds that text.
 
     Raises: UsageError naming a module that cannot be imported.
     """
-    found = (scenario for scenarios in collect_by_file(paths).values() for scenario in scenarios)
-    return list({scenario.name: scenario for scenario in found}.values())
+    found = {
+        scenario.name: scenario
+        for file, scenarios in collect_by_file(paths).items()
+        for scenario in scenarios
+        if select in scenario.name or select in file.stem
+    }
+    return list(found.values())
 
 
 def collect_by_file(paths: Sequence[Path]) -> dict[Path, list[Scenario]]:
