@@ -37,6 +37,7 @@ _SENTENCES = {
     EventKind.LOAD_STARTED: "load begins at {rate_rps} requests/s; next: publish",
     EventKind.PUBLISH_STARTED: "publishing the new checkpoint ({how}); next: rollout",
     EventKind.FAULT_INJECTED: "fault {fault}: {because}",
+    EventKind.INCIDENT_STARTED: "striking engine {incarnation}; next: somebody notices",
     EventKind.GUARD_REFUSED: "guard {guard} refused",
     EventKind.ROLLOUT_STARTED: "rolling out ({how}); next: somebody notices, or all is well",
     EventKind.DETECTION_SEEN: "noticed at layer {layer}: {because}",

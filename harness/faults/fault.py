@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
+from harness.engine.engine import Engine, EngineIdentity
 from harness.engine.launch import Launch
 
 
@@ -113,3 +114,43 @@ class StartRace(Fault, Protocol):
 
     def after_start(self, cache_directory: Path) -> Racing:
         """Begin right after the engine was started; what it found and did is in `state`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an engine runs among, all of it the scenario's own: a fault may change it and has to put it back."""
+
+    live: Path  # the directory the engine was started on
+    other: Path  # the checkpoint it was not started on, undamaged; only read
+    work: Path  # scratch that a sweep removes, with what is mounted there
+
+
+class Struck(Acting, Protocol):
+    """A fault that struck an engine and acts until `finish`, which undoes what outlives the engine."""
+
+    def undone(self) -> Injected:
+        """Prove, from what is there after `finish`, that nothing of the fault acts any more."""
+
+
+@runtime_checkable
+class LiveFault(Fault, Protocol):
+    """Something that happens to a running engine: to its processes, to what it may use, or to files it reads.
+
+    With a step `inject()` it strikes the engine that serves; without, the new engine of a rollout while it starts.
+    """
+
+    def undo(self) -> str:
+        """Say how it is undone by hand. This is in the history before the fault strikes."""
+
+    def require(self, identity: EngineIdentity) -> None:
+        """Return if it can strike such an engine on this machine.
+
+        Raises: EnvironmentMissing with the reason.
+        """
+
+    def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
+        """Act on the engine and prove it: state before, state after.
+
+        Nothing acts any more when it raises. What would outlive the engine must be found by a sweep of the run's label.
+        Raises: FaultNotApplicable when the engine lacks what the fault needs; HarnessError when it could not be done.
+        """

@@ -68,6 +68,7 @@ class EventKind(StrEnum):
     PUBLISH_ENDED = "publish_ended"  # version, how, weights_id
     FAULT_INJECTED = "fault_injected"  # fault, fault_id, proved, before, after, because
     FAULT_UNDONE = "fault_undone"  # fault, proved, because
+    INCIDENT_STARTED = "incident_started"  # incarnation, undo: {fault: how}; written before the engine is struck
     ROLLOUT_STARTED = "rollout_started"  # how
     ROLLOUT_ENDED = "rollout_ended"  # how, completed, because
     GUARD_PASSED = "guard_passed"  # guard, took_s
@@ -76,10 +77,12 @@ class EventKind(StrEnum):
     ENGINE_STARTING = "engine_starting"  # incarnation, expects ("old"/"new"), launch
     ENGINE_READY = "engine_ready"  # incarnation, took_s
     ENGINE_NOT_READY = "engine_not_ready"  # incarnation, reason, exit_code, log_lines, log
+    RELOAD_STARTED = "reload_started"  # incarnation, expects, resets_prefix_cache, pauses
+    RELOAD_ENDED = "reload_ended"  # incarnation, succeeded, was_answered, because, calls, weights: what it says of them
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
     ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects
-    CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new: before traffic
+    CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new, when, because, rotation
     DETECTION_SEEN = "detection_seen"  # layer, because: what the runner acted upon
     REMEDY_STARTED = "remedy_started"  # what
     REMEDY_ENDED = "remedy_ended"  # what, completed, because
