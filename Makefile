@@ -23,6 +23,7 @@ RELEASES := 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0
 STARTS := 3
 # ENGINE=container means every variant; otherwise one per fault family. ALL=1 or ALL= decides it by hand.
 ALL := $(if $(filter container,$(ENGINE)),1)
+NIGHTLY :=
 
 # A value as one word of the shell, whatever is in it; and an option with its value, if that is given.
 quoted = '$(subst ','\'',$(1))'
@@ -43,6 +44,7 @@ TIMED := sh -c 'name=$$1; shift; begun=$$(date +%s); "$$@"; status=$$?; \
 help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "make run ENGINE=container          every variant on real vLLM in Docker"
+	@echo "make run ENGINE=container NIGHTLY=1   and those marked nightly: hours"
 	@echo "make run ENGINE=process PYTHON=... on the vLLM of another interpreter"
 	@echo "make run MODEL=smollm2             on a real small model; or OLD=DIR NEW=DIR on your own checkpoints"
 	@echo "make matrix                        which vLLM release notices which fault: docs/compatibility.md"
@@ -64,7 +66,7 @@ $(MODELS): | $(READY)
 	@rm -f $(VENV)/.models-* && touch $@
 
 run: $(READY) $(if $(filter smollm2,$(MODEL)),$(MODELS))
-	@$(BIN)/harness run $(call option,--engine,$(ENGINE)) $(if $(ALL),--all) $(call option,--python,$(PYTHON)) \
+	@$(BIN)/harness run $(call option,--engine,$(ENGINE)) $(if $(ALL),--all) $(if $(NIGHTLY),--nightly) $(call option,--python,$(PYTHON)) \
 		$(call option,--model,$(MODEL)) $(call option,--old,$(OLD)) $(call option,--new,$(NEW)) \
 		$(call option,--image,$(IMAGE)) $(call option,--gpus,$(GPUS)) $(call option,--rate-rps,$(RATE)) \
 		$(call option,--max-model-len,$(MAX_MODEL_LEN)) $(call option,--memory-gib,$(MEMORY_GIB)) \
@@ -74,7 +76,7 @@ run: $(READY) $(if $(filter smollm2,$(MODEL)),$(MODELS))
 
 test: check
 	@$(TIMED) "tests" $(BIN)/python -m pytest tests $(call option,--require,$(REQUIRE))
-	@$(TIMED) "scenarios on the reference engine" $(BIN)/python -m pytest scenarios --rollout-engine reference \
+	@$(TIMED) "scenarios on the reference engine" $(BIN)/python -m pytest scenarios -m "not nightly" --rollout-engine reference \
 		--rollout-rate-rps 16 $(call option,--require,$(REQUIRE))
 	@if docker info >/dev/null 2>&1; then \
 		$(TIMED) "image" $(BIN)/python -m harness.engine.image && \

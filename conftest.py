@@ -26,7 +26,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "docker: needs a Docker engine")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "slow: takes minutes; runs only when required")
-    config.addinivalue_line("markers", "core: one variant per fault family")
 
 
 @pytest.hookimpl(wrapper=True)

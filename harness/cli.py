@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "paths", nargs="*", default=["scenarios"], help="scenario files or directories (default: scenarios)"
     )
     run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
+    run.add_argument("--nightly", action="store_true", help="every variant, also those marked nightly: hours on real vLLM")
     _add_settings(run)
     run.add_argument("--require", default="", help="resources whose absence fails instead of skipping")
     run.add_argument(

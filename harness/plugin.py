@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 OPTIONS = {**EXPLAINED, "expectations": "directory with the recorded detection layers of engine releases"}
 MODES = ("unguarded", "guarded")
+MARKERS = (
+    "core: one variant per fault family; what harness run takes by itself",
+    "nightly: too long for every change; harness run takes these with --nightly",
+    "qualification: part of the qualification of an engine release",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="comma-separated resources (docker, gpu, image, python, ...) whose absence fails instead of skipping",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers that say when a scenario is run."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.fixture(scope="session")

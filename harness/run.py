@@ -25,7 +25,7 @@ from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Answer
 from harness.handover import Handover
-from harness.judge.claims import Claim, Context
+from harness.judge.claim import Claim, Context
 from harness.judge.expectations import load_expectations
 from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
 from harness.label import new_label, shared_memory_directory, work_directory

@@ -12,7 +12,7 @@ from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
 from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
-from harness.judge.claims import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
+from harness.judge.claim import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
 from harness.load.shape import LoadShape
 
 

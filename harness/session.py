@@ -32,7 +32,6 @@ class _Witness:
         self.is_crashed = False
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.addinivalue_line("markers", "core: one variant per fault family; harness run without --all runs these")
         config.stash[problems_key] = self.problems
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -74,8 +73,8 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     # Where a suite's settings make warnings errors, they are about its code: a warning is no verdict on an engine.
     arguments += ["-o", "filterwarnings=default"]
-    if not options.all:
-        arguments += ["-m", "core"]
+    if not options.nightly:
+        arguments += ["-m", "not nightly" if options.all else "core"]
     if options.select:
         arguments += ["-k", options.select]
     return arguments
@@ -95,7 +94,9 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         print("harness: interrupted; what was running has been ended")
         return exit_code_of([*verdicts, "unknown"])
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        marked = "" if options.all else " among those marked core (--all takes every one)"
+        marked = "" if options.nightly else " among those " + (
+            "not marked nightly (--nightly takes every one)" if options.all else "marked core (--all and --nightly take more)"
+        )
         chosen = f' whose name matches "{options.select}"' if options.select else ""
         raise UsageError(f"nothing was run: no scenario{chosen} at {', '.join(options.paths)}{marked}")
     if not verdicts and witness.problems:

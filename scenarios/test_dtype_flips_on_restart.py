@@ -11,7 +11,7 @@ import pytest
 
 from harness import Scenario, faults, models
 from harness.faults import Fault
-from harness.judge.claims import Claim
+from harness.judge.claim import Claim
 from scenarios.defences import BITES, LOAD, contained
 
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -13,7 +13,7 @@ import pytest
 from harness import Guard, Scenario, claims, faults, models
 from harness.checkpoint.models import ModelSource
 from harness.faults import Fault
-from harness.judge.claims import Claim
+from harness.judge.claim import Claim
 from scenarios.defences import BITES, LOAD, contained
 
 GATED = (Guard.PREFLIGHT, Guard.CANARY_GATE)

@@ -13,7 +13,7 @@ from harness import Scenario, after_detection, at, faults, load, models, rollout
 from harness.engine.launch import Launch
 from harness.engine.process_child import ProcessEngine
 from harness.engine.reference_starter import ReferenceStarter
-from harness.judge.claims import Claim
+from harness.judge.claim import Claim
 from harness.judge.expectations import record_start
 from harness.judge.moments import Layer
 from harness.judge.verdict import Finding, Verdict, combine

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ClaimsBroken, ClaimsUnknown, HarnessError, UsageError
-from harness.judge.claims import Claim, Context, judge
+from harness.judge.claim import Claim, Context
+from harness.judge.claims import judge
 from harness.judge.expectations import load_expectations
 from harness.judge.exposure import exposure
 from harness.judge.moments import (

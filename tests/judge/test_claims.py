@@ -6,7 +6,8 @@ import pytest
 
 from harness.errors import ScenarioInvalid
 from harness.judge import claims
-from harness.judge.claims import JUDGES, Claim, Context, judge
+from harness.judge.claim import Claim, Context
+from harness.judge.claims import JUDGES, judge
 from harness.judge.moments import Layer
 from harness.judge.verdict import Finding, Verdict, combine
 from harness.observe.history import EventKind, History

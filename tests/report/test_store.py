@@ -11,7 +11,7 @@ import pytest
 from harness import cli
 from harness.errors import HarnessError, UsageError
 from harness.judge import claims
-from harness.judge.claims import Claim, Context
+from harness.judge.claim import Claim, Context
 from harness.judge.moments import Layer
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, Recorder

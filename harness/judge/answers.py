@@ -1,0 +1,171 @@
+"""Answers to the claims about the service: who noticed, what users got, when it came back."""
+
+from __future__ import annotations
+
+from harness.clock import seconds_between
+from harness.guards.canary import Answer
+from harness.judge.claim import WHY_PAIRED_ONLY, Context, Judgement
+from harness.judge.exposure import exposure
+from harness.judge.latency import band_finding
+from harness.judge.moments import (
+    RIGHT_IN_A_ROW,
+    Detection,
+    Layer,
+    Window,
+    detection,
+    fault_at_ns,
+    load_span,
+    recovery_at_ns,
+    remedy_at_ns,
+    requests_in,
+)
+from harness.judge.verdict import Verdict
+from harness.observe.history import EventKind, History, RequestResult
+
+STARTS_BEHIND_AN_EXPECTATION = 3
+
+
+def layer_as_expected(history: History, context: Context) -> Judgement:
+    """Compare the layer that noticed with the latest of the recorded starts."""
+    seen = detection(history)
+    known = context.expected_layers
+    if len(known) < STARTS_BEHIND_AN_EXPECTATION:
+        return (
+            Verdict.UNKNOWN,
+            f'{context.engine_label} has {len(known)} recorded starts of "{context.scenario}", at least '
+            f"{STARTS_BEHIND_AN_EXPECTATION} are needed; seen now: {seen.layer} ({seen.because})",
+            seen.evidence,
+        )
+    if seen.doubt:
+        return _doubted(seen)
+    if seen.layer is Layer.HARMLESS and Layer.HARMLESS not in known:
+        return Verdict.UNKNOWN, f"nobody noticed anything where {known[-1]} was recorded: {seen.because}", seen.evidence
+    latest = max(known, key=lambda layer: layer.rank)
+    if seen.layer.rank > latest.rank:
+        return (
+            Verdict.BROKEN,
+            f"noticed at {seen.layer}, later than ever recorded ({latest}): {seen.because}",
+            seen.evidence,
+        )
+    earlier = "" if seen.layer in known else f", earlier than ever recorded ({', '.join(sorted(set(known)))})"
+    return Verdict.HELD, f"noticed at {seen.layer}{earlier}: {seen.because}", seen.evidence
+
+
+def _doubted(seen: Detection) -> Judgement:
+    return Verdict.UNKNOWN, f"{seen.because}; but {seen.doubt}", seen.evidence
+
+
+def detected_by(history: History, context: Context, layer: str) -> Judgement:
+    """Compare the layer that noticed with the claimed one."""
+    seen = detection(history)
+    if seen.doubt:
+        return _doubted(seen)
+    verdict = Verdict.HELD if seen.layer.rank <= Layer(layer).rank else Verdict.BROKEN
+    return verdict, f"noticed at {seen.layer}, claimed {layer} or earlier: {seen.because}", seen.evidence
+
+
+def detected_within(history: History, context: Context, limit_s: float) -> Judgement:
+    """Measure how long after the rollout began the fault was noticed."""
+    seen, start = detection(history), fault_at_ns(history)
+    if start is None:
+        return Verdict.UNKNOWN, "no rollout was started", ()
+    if seen.doubt:
+        return _doubted(seen)
+    if seen.at_ns is None:
+        verdict = Verdict.HELD if seen.layer is Layer.HARMLESS else Verdict.BROKEN
+        return verdict, f"{seen.layer}: {seen.because}", seen.evidence
+    after_s = seconds_between(start, seen.at_ns)
+    verdict = Verdict.HELD if after_s <= limit_s else Verdict.BROKEN
+    return (
+        verdict,
+        f"noticed {after_s:.2f} s after the rollout began, limit {limit_s:g} s: {seen.because}",
+        seen.evidence,
+    )
+
+
+def exposed_at_most(history: History, context: Context, answers: int) -> Judgement:
+    """Count the answers that may have come from wrong weights."""
+    seen = exposure(history)
+    verdict = Verdict.HELD if seen.upper <= answers else Verdict.BROKEN
+    if not any(history.canaries()) and history.first(EventKind.CANARY_CHECKED) is None:
+        return Verdict.UNKNOWN, "no canary was sent, so nobody knows which weights answered", ()
+    return (
+        verdict,
+        f"between {seen.lower} and {seen.upper} answers came from wrong weights, claimed at most {answers}",
+        seen.evidence,
+    )
+
+
+def answered_ok(history: History, context: Context, ratio_min: float, window: str) -> Judgement:
+    """Count the planned requests of a window that were answered."""
+    planned = [r for r in requests_in(history, Window(window), canaries=False) if not r.is_ours]
+    if not planned:
+        return Verdict.UNKNOWN, f'no request was planned in window "{window}"', ()
+    failed = [r for r in planned if r.result is not RequestResult.OK]
+    ratio = 1 - len(failed) / len(planned)
+    kinds = ", ".join(f"{sum(r.result is kind for r in failed)} {kind}" for kind in sorted({r.result for r in failed}))
+    return (
+        Verdict.HELD if ratio >= ratio_min else Verdict.BROKEN,
+        f'{len(planned) - len(failed)} of {len(planned)} requests in window "{window}" were answered ({ratio:.1%}), claimed '
+        f"at least {ratio_min:.1%}" + (f"; failures: {kinds}" if failed else ""),
+        tuple(request.id for request in failed[:5]),
+    )
+
+
+def only_weights_served(history: History, context: Context, which: str, window: str) -> Judgement:
+    """Look at which weights the canaries of a window were answered from."""
+    canaries = [r for r in requests_in(history, Window(window), canaries=True) if r.result is RequestResult.OK]
+    wrong = [r for r in canaries if r.answer not in (which, Answer.AMBIGUOUS)]
+    if wrong:
+        seen = ", ".join(sorted({str(r.answer) for r in wrong}))
+        text = f'{len(wrong)} of {len(canaries)} canaries in window "{window}" were answered by {seen} instead of {which} weights'
+        return Verdict.BROKEN, text, tuple(r.id for r in wrong[:5])
+    right = [r for r in canaries if r.answer == which]
+    if not right:
+        return Verdict.UNKNOWN, f'no canary in window "{window}" was answered beyond doubt', ()
+    return Verdict.HELD, f'all {len(right)} clear canaries in window "{window}" came from the {which} weights', ()
+
+
+def recovered(history: History, context: Context, within_s: float) -> Judgement:
+    """Measure how long after the remedy began service answered rightly again."""
+    start, end = remedy_at_ns(history), recovery_at_ns(history)
+    rollout = history.first(EventKind.ROLLOUT_STARTED)
+    if start is None and rollout is not None:
+        start = rollout.at_ns
+    if start is None:
+        return Verdict.UNKNOWN, "neither a rollout nor a remedy was started", ()
+    if end is None:
+        last = next((r for r in reversed(history.canaries()) if r.planned_ns >= start), None)
+        seen = "no canary was sent" if last is None else f"the last canary was {last.answer or last.result}"
+        span = load_span(history)
+        watched_s = 0.0 if span is None else seconds_between(start, span[1])
+        if watched_s < within_s:
+            return (
+                Verdict.UNKNOWN,
+                f"service was watched for {watched_s:.1f} s after the remedy began, too short for the limit of {within_s:g} s, "
+                f"and was not back: {seen}",
+                () if last is None else (last.id,),
+            )
+        return (
+            Verdict.BROKEN,
+            f"service never came back: no {RIGHT_IN_A_ROW} right canaries in a row from an engine started since; {seen}",
+            () if last is None else (last.id,),
+        )
+    took_s = seconds_between(start, end)
+    verdict = Verdict.HELD if took_s <= within_s else Verdict.BROKEN
+    return verdict, f"service answered rightly again after {took_s:.1f} s, limit {within_s:g} s", ()
+
+
+def latency_back_in_band(history: History, context: Context, factor: float, windows: int) -> Judgement:
+    """Compare latency after recovery with the band before the fault."""
+    return band_finding(
+        requests_in(history, Window.BEFORE, canaries=False),
+        requests_in(history, Window.AFTER, canaries=False),
+        factor=factor,
+        windows=windows,
+    )
+
+
+def latency_not_regressed(history: History, context: Context, profile: str) -> Judgement:
+    """Say why one scenario cannot answer this."""
+    return Verdict.UNKNOWN, WHY_PAIRED_ONLY, ()
