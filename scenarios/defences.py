@@ -6,6 +6,7 @@ The limits are generous: they bound hangs. How fast an engine recovers is measur
 from __future__ import annotations
 
 from harness import claims, load
+from harness.judge.claim import Claim
 
 LOAD = load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=3.0, output_tokens=6)
 
@@ -13,7 +14,7 @@ LOAD = load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=3.0, output_tokens=6)
 BITES = (claims.layer_as_expected(), claims.recovered(within_s=180.0))
 
 
-def contained(by: str) -> tuple[claims.Claim, ...]:
+def contained(by: str) -> tuple[Claim, ...]:
     """Claim that users never notice: seen at `by` or earlier, no wrong answer, service and speed kept."""
     return (
         claims.detected_by(by),
