@@ -14,34 +14,47 @@ LABEL_KEY = "io.github.vllm-rollout-harness.run"  # containers and networks
 LABEL_VARIABLE = "ROLLOUT_HARNESS_RUN"  # processes, inherited by all their descendants
 DIRECTORY_PREFIX = "rollout-harness-"
 SHARED_MEMORY = Path("/dev/shm")
-_FORM = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)")
+MACHINE_ID = Path("/etc/machine-id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROCESS_NAMESPACE = Path("/proc/self/ns/pid")
+# Short, because sockets lie in directories of this name and a socket's path holds 107 characters.
+_FORM = re.compile(r"([0-9a-f]{6})-([0-9a-f]{4})([0-9a-f]{4})([0-9a-f]{4})-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLabel:
-    """A random name plus the host, process id and start time of the harness process that owns the run."""
+    """A random name plus where and when the harness process that owns the run was started."""
 
     token: str
     host: str
+    boot: str
+    namespace: str  # of process ids: a container has one of its own
     owner_pid: int
     owner_start_ticks: int
 
     def __str__(self) -> str:
-        return f"{self.token}-{self.host}-{self.owner_pid}-{self.owner_start_ticks}"
+        return f"{self.token}-{self.host}{self.boot}{self.namespace}-{self.owner_pid}-{self.owner_start_ticks}"
 
     def is_foreign(self) -> bool:
-        """Say whether the owner ran on another host (or before a reboot), where nobody here can see it."""
-        return self.host != _host()
+        """Say whether the owner may live where nobody here can see it: on another host, or in another container."""
+        return self.host != _host() or (self.boot == _boot() and self.namespace != _namespace())
 
     def owner_is_alive(self) -> bool:
-        """Say whether the owning process still runs here."""
-        return _start_ticks(self.owner_pid) == self.owner_start_ticks
+        """Say whether the owning process still runs here; none does that was started before a reboot."""
+        return self.boot == _boot() and _start_ticks(self.owner_pid) == self.owner_start_ticks
 
 
 def new_label() -> RunLabel:
     """Make the label of a run owned by this process."""
     pid = os.getpid()
-    return RunLabel(token=secrets.token_hex(4), host=_host(), owner_pid=pid, owner_start_ticks=_start_ticks(pid) or 0)
+    return RunLabel(
+        token=secrets.token_hex(3),
+        host=_host(),
+        boot=_boot(),
+        namespace=_namespace(),
+        owner_pid=pid,
+        owner_start_ticks=_start_ticks(pid) or 0,
+    )
 
 
 def parse_label(text: str) -> RunLabel | None:
@@ -49,8 +62,15 @@ def parse_label(text: str) -> RunLabel | None:
     match = _FORM.fullmatch(text)
     if match is None:
         return None
-    token, host, pid, ticks = match.groups()
-    return RunLabel(token=token, host=host, owner_pid=int(pid), owner_start_ticks=int(ticks))
+    token, host, boot, namespace, pid, ticks = match.groups()
+    return RunLabel(
+        token=token,
+        host=host,
+        boot=boot,
+        namespace=namespace,
+        owner_pid=int(pid),
+        owner_start_ticks=int(ticks),
+    )
 
 
 def work_directory(label: RunLabel) -> Path:
@@ -64,12 +84,27 @@ def shared_memory_directory(label: RunLabel) -> Path:
 
 
 def _host() -> str:
+    # Without an id of the machine an earlier boot cannot be told from another host of the same name.
+    return _hashed(os.uname().nodename, _content(MACHINE_ID) or _content(BOOT_ID))
+
+
+def _boot() -> str:
+    return _hashed(_content(BOOT_ID))
+
+
+def _namespace() -> str:
+    return _hashed(str(PROCESS_NAMESPACE.stat().st_ino) if PROCESS_NAMESPACE.exists() else "")
+
+
+def _hashed(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:4]
+
+
+def _content(path: Path) -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        boot = ""
-    namespace = os.stat("/proc/self/ns/pid").st_ino if Path("/proc/self/ns/pid").exists() else 0
-    return hashlib.sha256(f"{boot}{os.uname().nodename}{namespace}".encode()).hexdigest()[:8]
+        return ""
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -54,7 +54,7 @@ def test_label_survives_being_written_and_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "../../etc", "0123abcd-0123abcd-1", "0123abcd-0123abcd-1-2-3", "0123ABCD-0123abcd-1-2"]
+    "text", ["", "x", "../../etc", "012abc-0123abcd0123-1", "012abc-0123abcd0123-1-2-3", "012ABC-0123abcd0123-1-2"]
 )
 def test_anything_else_is_no_label(text: str) -> None:
     assert parse_label(text) is None
@@ -62,6 +62,26 @@ def test_anything_else_is_no_label(text: str) -> None:
 
 def test_owner_with_a_reused_process_id_is_dead() -> None:
     assert not replace(new_label(), owner_start_ticks=1).owner_is_alive()
+
+
+def test_owner_of_an_earlier_boot_of_this_machine_is_dead_and_not_foreign() -> None:
+    earlier = replace(new_label(), boot="0000", namespace="0000")
+    assert not earlier.is_foreign()
+    assert not earlier.owner_is_alive()
+
+
+def test_owner_in_another_container_is_foreign() -> None:
+    assert replace(new_label(), namespace="0000").is_foreign()
+
+
+def test_without_an_id_of_the_machine_an_earlier_boot_is_foreign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("harness.label.MACHINE_ID", tmp_path / "absent")
+    label = new_label()
+    monkeypatch.setattr("harness.label.BOOT_ID", tmp_path / "boot")
+    (tmp_path / "boot").write_text("another")
+    assert label.is_foreign()
 
 
 def test_process_and_directories_of_a_dead_run_are_found_and_ended(label: RunLabel) -> None:
@@ -83,7 +103,7 @@ def test_process_and_directories_of_a_dead_run_are_found_and_ended(label: RunLab
 
 def test_living_runs_and_foreign_ones_are_not_swept(label: RunLabel) -> None:
     living = new_label()
-    foreign = replace(label, host="00000000")
+    foreign = replace(label, host="0000")
     processes = [labelled_process(living), labelled_process(foreign)]
     try:
         swept = {left.label for left in sweep.find_of_dead_runs(docker=False)}
@@ -97,7 +117,7 @@ def test_living_runs_and_foreign_ones_are_not_swept(label: RunLabel) -> None:
 
 
 def test_ending_one_run_leaves_another_alone(label: RunLabel) -> None:
-    other = labelled_process(replace(label, token="ffffffff"))
+    other = labelled_process(replace(label, token="ffffff"))
     try:
         sweep.end(label, docker=False)
         assert other.poll() is None

@@ -174,7 +174,7 @@ def run_directories(shared_memory: Path) -> Iterator[Leftover]:
         if label is None or not _is(path, stat.S_ISDIR):
             continue
         if label.is_foreign():
-            obstacle = "its run belongs to another host or container, or to the time before a reboot"
+            obstacle = "its run belongs to another host or container"
         elif label.owner_is_alive():
             obstacle = f"its run still lives (process {label.owner_pid})"
         else:

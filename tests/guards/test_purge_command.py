@@ -329,8 +329,8 @@ def test_what_a_dead_run_labelled_is_removed_and_what_a_living_one_did_is_not(
     places: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     living = labels.new_label()
-    dead = replace(living, token="0badcafe", owner_start_ticks=1)
-    foreign = replace(living, token="0badf00d", host="00000000")
+    dead = replace(living, token="0badca", owner_start_ticks=1)
+    foreign = replace(living, token="0badf0", host="0000")
     directories = {
         name: filled(places.shared_memory / f"{labels.DIRECTORY_PREFIX}{label}" / "s" / "weight_cache").parent.parent
         for name, label in (("living", living), ("dead", dead), ("foreign", foreign))
