@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,13 +30,17 @@ SERVED_FILES = (
     "vocab.txt",
 )
 
+# File systems stamp times in steps, of milliseconds or up to two seconds, and give the number of a removed file to the next
+# one: what was written within a step cannot be told from what was there before, so it is not remembered.
+SETTLED_NS = 2_000_000_000
+
 _digests: dict[tuple[int, int, int, int], dict[str, bytes]] = {}  # per file as it was: device, inode, size, mtime_ns
 
 
 def weights_id(path: Path) -> str:
     """Return "w-" and 16 hex digits of a digest over every tensor's name, dtype, shape and bytes, sorted by name.
 
-    Reads every tensor byte once per process and file (by inode, size and mtime_ns). Defects between files, such as an
+    Reads every tensor byte once per process and settled file (by inode, size and mtime_ns). Defects between files, such as an
     absent shard, do not matter here: what an engine would read is what is digested.
     Raises: CheckpointDefect when a file cannot be read as safetensors.
     """
@@ -89,25 +94,25 @@ def _files_to_load(found: Checkpoint) -> set[str]:
 
 
 def tensor_digests(path: Path, shard: Shard) -> Mapping[str, bytes]:
-    """Return the 32-byte digest of every tensor of a safetensors file, read once per process and file.
+    """Return the 32-byte digest of every tensor of a safetensors file, read once per process and file that has settled.
 
     Raises: CheckpointDefect when the file cannot be read.
     """
-    key = _key(path)
-    if key not in _digests:
-        start = shard.data_start_byte
-        parts = [Part(path, start + one.begin_byte, start + one.end_byte, one.name) for one in shard.tensors]
-        _digests[key] = dict(zip((tensor.name for tensor in shard.tensors), hash_parts(parts), strict=True))
-    return _digests[key]
-
-
-def _key(path: Path) -> tuple[int, int, int, int]:
     descriptor = open_regular(path)
     try:
         status = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    if key in _digests:
+        return _digests[key]
+    is_settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > SETTLED_NS
+    start = shard.data_start_byte
+    parts = [Part(path, start + one.begin_byte, start + one.end_byte, one.name) for one in shard.tensors]
+    digests = dict(zip((tensor.name for tensor in shard.tensors), hash_parts(parts), strict=True))
+    if is_settled:
+        _digests[key] = digests
+    return digests
 
 
 def _described(tensor: Tensor, digest: bytes) -> bytes:

@@ -65,6 +65,7 @@ def test_swapped_tensors_of_equal_layout_are_another_id(built: Path, copied: Pat
 def test_a_write_in_place_is_noticed_by_time_and_digests_are_not_repeated(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(digest, "SETTLED_NS", -1)  # as if it had been written long ago
     before = weights_id(copied)
     read: list[str] = []
     original = digest.hash_parts
@@ -84,6 +85,22 @@ def test_a_write_in_place_is_noticed_by_time_and_digests_are_not_repeated(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert weights_id(copied) != before
     assert read
+
+
+def test_a_file_that_takes_over_name_number_size_and_time_of_another_is_another(built: Path, copied: Path) -> None:
+    """A file that was just written is not remembered: file systems stamp times in steps, and reuse numbers of files."""
+    path = copied / "model.safetensors"
+    before, status = weights_id(copied), path.stat()
+    tensors = load_shard(path)
+    up, gate = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight"
+    tensors[up], tensors[gate] = tensors[gate], tensors[up]
+    save_shard(copied / "other.safetensors", tensors)
+    path.write_bytes((copied / "other.safetensors").read_bytes())  # the same inode
+    (copied / "other.safetensors").unlink()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_ino == status.st_ino
+    assert path.stat().st_size == status.st_size
+    assert weights_id(copied) != before
 
 
 def test_config_and_tokenizer_belong_to_the_checkpoint_but_not_to_the_weights(built: Path, copied: Path) -> None:
