@@ -23,6 +23,7 @@ class _Warm:
     log_path: Path  # where its log lies once the scenario has ended
     weights_id: str
     flags: tuple[str, ...]
+    root: Path  # where it reads checkpoints
 
 
 class Handover:
@@ -54,6 +55,7 @@ class Handover:
             warm.weights_id == weights_id(ground.old)
             and warm.flags == ground.launch.flags()
             and ground.launch.weight_cache is None
+            and (not ground.scenario.reloads or warm.root == ground.launch.checkpoint_root)
             and warm.engine.exit_code() is None
         )
         if fits:
@@ -67,9 +69,14 @@ class Handover:
             return
         engine = operations.hand_on()
         if engine is not None:
-            self._warm = _Warm(
-                engine=engine,
-                log_path=ground.recorder.path.parent / "logs" / engine.log_path.name,
-                weights_id=weights_id(ground.new),
-                flags=ground.launch.flags(),
-            )
+            self.hold(engine, ground, source=ground.new)
+
+    def hold(self, engine: Engine, ground: Ground, *, source: Path) -> None:
+        """Hold an engine that serves `source` as it would be started for another scenario."""
+        self._warm = _Warm(
+            engine=engine,
+            log_path=ground.recorder.path.parent / "logs" / engine.log_path.name,
+            weights_id=weights_id(source),
+            flags=ground.launch.flags(),
+            root=ground.launch.checkpoint_root,
+        )

@@ -38,6 +38,8 @@ _SENTENCES = {
     EventKind.PUBLISH_STARTED: "publishing the new checkpoint ({how}); next: rollout",
     EventKind.FAULT_INJECTED: "fault {fault}: {because}",
     EventKind.INCIDENT_STARTED: "striking engine {incarnation}; next: somebody notices",
+    EventKind.RELOAD_STARTED: "engine {incarnation} reads its weights again",
+    EventKind.RELOAD_ENDED: "the reload of engine {incarnation} has ended {because}",
     EventKind.GUARD_REFUSED: "guard {guard} refused",
     EventKind.ROLLOUT_STARTED: "rolling out ({how}); next: somebody notices, or all is well",
     EventKind.DETECTION_SEEN: "noticed at layer {layer}: {because}",

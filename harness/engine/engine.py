@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from harness.engine.launch import Launch
+
+if TYPE_CHECKING:
+    from harness.engine.dev_api import Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +149,43 @@ class Pausable(Protocol):
 
     def resume(self) -> None:
         """Let it run again."""
+
+
+@runtime_checkable
+class Reloadable(Protocol):
+    """What gives a running engine other weights (`engine.dev_api.DevApi`); a call that fails is a reply too."""
+
+    def reload_weights(self, path: str | None = None) -> Reply:
+        """Let it read its weights again."""
+
+    def pause(self, *, mode: str = "wait", clear_cache: bool = False) -> Reply:
+        """Let it stop computing."""
+
+    def resume(self) -> Reply:
+        """Let it compute again."""
+
+    def reset_prefix_cache(self) -> Reply:
+        """Let it forget the prefixes that it computed."""
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """An engine whose processes can be looked at from this machine."""
+
+    def processes(self, role: str) -> tuple[int, ...]:
+        """Return process ids as this machine numbers them.
+
+        Of the `server`, the `core` with its workers, or `all`; in an engine of one process these are the same. Empty when
+        there is none any more.
+        """
+
+
+@runtime_checkable
+class Contained(Protocol):
+    """An engine in a container, with limits and file systems of its own."""
+
+    def run_inside(self, *command: str) -> tuple[int, str]:
+        """Run a command in the container and return its exit code and what it printed."""
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Change how much memory the container may use."""

@@ -11,6 +11,7 @@ class How(StrEnum):
 
     RESTART = "restart"  # stop the old engine, start the new one in its place
     BLUE_GREEN = "blue_green"  # start the new one beside the old, move traffic, stop the old
+    RELOAD = "reload"  # the running engine reads its weights again, from the same path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,17 @@ class Rollout:
 
     how: How
     ready_limit_s: float = 180.0
+    resets_prefix_cache: bool = True  # of a reload
+    pauses: bool = True  # of a reload: requests under way are finished before it, new ones wait
+
+    def as_remedy(self, *, beside: bool) -> Rollout:
+        """Return how the repaired checkpoint is rolled out: never by a reload, an engine is trusted only once.
+
+        `beside`: the old engine may go on serving until the new one is admitted.
+        """
+        if self.how is not How.RELOAD:
+            return self
+        return (blue_green if beside else restart)(ready_limit_s=self.ready_limit_s)
 
 
 def restart(*, ready_limit_s: float = 180.0) -> Rollout:
@@ -29,3 +41,12 @@ def restart(*, ready_limit_s: float = 180.0) -> Rollout:
 def blue_green(*, ready_limit_s: float = 180.0) -> Rollout:
     """Start the new engine beside the old one, move traffic when it is ready, then stop the old one."""
     return Rollout(how=How.BLUE_GREEN, ready_limit_s=ready_limit_s)
+
+
+def reload_in_place(*, reset_prefix_cache: bool = True, pause: bool = True, ready_limit_s: float = 180.0) -> Rollout:
+    """Publish the new checkpoint where the running engine reads it, and let it reload through its development endpoints.
+
+    Such an engine is started with `VLLM_SERVER_DEV_MODE=1`. Its development endpoints are not protected by the API key:
+    whoever reaches the port can replace its weights, so it must listen on a loopback device or a private network alone.
+    """
+    return Rollout(how=How.RELOAD, ready_limit_s=ready_limit_s, resets_prefix_cache=reset_prefix_cache, pauses=pause)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from harness.guards.canary import Answer
-from harness.judge.moments import expected_answers
+from harness.judge.reloads import Expected, expected_answers, is_wrong, sent_ns
 from harness.observe.history import EventKind, History, Request, RequestResult
 
 
@@ -43,12 +43,12 @@ def exposure(history: History) -> Exposure:
             suspected = {r.id: r for r in answered}
         # A right answer to some prompts does not clear an engine that answers others wrongly: each pass is followed alone.
         rotations: set[int | None] = {mark.rotation for mark in marks} - {None}
-        followed = [[mark for mark in marks if mark.rotation in (None, rotation)] for rotation in rotations or {None}]
+        followed = [_of_rotation(marks, rotation) for rotation in rotations or {None}]
         for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone)):
-            within = [r for r in answered if r.ended_ns > begin_ns and _sent(r) < end_ns]
+            within = [r for r in answered if r.ended_ns > begin_ns and sent_ns(r) < end_ns]
             suspected |= {r.id: r for r in within}
         for begin_ns, end_ns in _convicting_spans(marks):
-            convicted |= {r.id: r for r in answered if _sent(r) >= begin_ns and r.ended_ns <= end_ns}
+            convicted |= {r.id: r for r in answered if sent_ns(r) >= begin_ns and r.ended_ns <= end_ns}
         lower += len(convicted)
         upper += len(suspected)
         evidence += list(suspected)[:3]
@@ -64,6 +64,20 @@ class _Mark:
     is_right: bool
     is_wrong: bool
     rotation: int | None = None  # which pass of the canary prompts was asked; None: all
+
+
+def _of_rotation(marks: Sequence[_Mark], rotation: int | None) -> list[_Mark]:
+    """Return what was asked of one pass, and what all passes were asked.
+
+    Passes below zero are questions of another kind, such as a long prompt: those that ask all others do not clear them.
+    """
+    begun_ns = min((mark.ended_ns for mark in marks if mark.rotation == rotation), default=0)
+    is_other = rotation is not None and rotation < 0
+    return [
+        mark
+        for mark in marks
+        if mark.rotation == rotation or (mark.rotation is None and not (is_other and mark.ended_ns > begun_ns))
+    ]
 
 
 def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
@@ -103,28 +117,29 @@ _UNUSABLE = frozenset(
 )
 
 
-def _canary_marks(history: History, incarnation: str, expected: Answer) -> list[_Mark]:
+def _canary_marks(history: History, incarnation: str, expected: Expected) -> list[_Mark]:
     """Return what the canaries of one incarnation say, in time order; a broken connection says nothing about weights."""
     marks = []
     for event in history.of(EventKind.CANARY_CHECKED):
         if event.data["incarnation"] == incarnation:
             answer = event.data["answer"]
-            marks.append(_mark(event.at_ns, event.at_ns, str(answer), expected))
+            mark = _mark(event.at_ns, event.at_ns, str(answer), expected)
+            marks.append(replace(mark, rotation=event.data.get("rotation")))
     for canary in history.canaries():
+        if expected.at(sent_ns(canary), canary.ended_ns) is None and not is_wrong(canary, expected):
+            continue  # it met a reload, of which either answer is right: it says nothing
         if canary.incarnation == incarnation and canary.result is RequestResult.OK:
-            mark = _mark(_sent(canary), canary.ended_ns, str(canary.answer), expected)
+            mark = _mark(sent_ns(canary), canary.ended_ns, str(canary.answer), expected)
             marks.append(replace(mark, rotation=canary.rotation))
         elif canary.incarnation == incarnation and canary.result in _UNUSABLE:
-            mark = _Mark(sent_ns=_sent(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False)
+            mark = _Mark(sent_ns=sent_ns(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False)
             marks.append(replace(mark, rotation=canary.rotation))
     return sorted(marks, key=lambda mark: mark.ended_ns)
 
 
-def _mark(sent_ns: int, ended_ns: int, answer: str, expected: Answer) -> _Mark:
-    known = answer in frozenset(Answer) and answer != Answer.AMBIGUOUS
-    is_right = answer == expected
+def _mark(sent_ns: int, ended_ns: int, answer: str, expected: Expected) -> _Mark:
+    known = (
+        answer in frozenset(Answer) and answer != Answer.AMBIGUOUS and not expected.allows(answer, sent_ns, ended_ns)
+    )
+    is_right = answer == expected.at(sent_ns, ended_ns)
     return _Mark(sent_ns=sent_ns, ended_ns=ended_ns, is_right=is_right, is_wrong=known and not is_right)
-
-
-def _sent(request: Request) -> int:
-    return request.planned_ns if request.sent_ns is None else request.sent_ns

@@ -11,11 +11,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from harness.clock import NS_PER_S
 from harness.guards.canary import Answer
+from harness.judge.reloads import Expected, Reload, is_wrong, reloads, sent_ns, suspects
+from harness.judge.reloads import expected_answers as expected_answers
+from harness.judge.reloads import is_right as is_right
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
 
 RIGHT_IN_A_ROW = 3  # canaries that must be right, one after the other, before service counts as recovered
+WITNESSES_S = 3.0  # how much later than the first sign of an incident a cheaper one still counts
 RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
+HTTP_OK = 200
 
 
 class Layer(StrEnum):
@@ -24,6 +30,8 @@ class Layer(StrEnum):
     HARMLESS = "harmless"
     PREFLIGHT = "preflight"
     STARTUP = "startup"
+    EXIT = "exit"  # of an incident: the server ended with an exit code that a supervisor restarts
+    HEALTH = "health"  # of an incident: `/health` no longer answered 200
     FIRST_REQUEST = "first_request"
     CANARY = "canary"
     CLIENT = "client"
@@ -58,8 +66,22 @@ class Detection:
 
 def fault_at_ns(history: History) -> int | None:
     """Return when the rollout that carries the fault began to touch what the engine reads."""
-    event = history.first(EventKind.PUBLISH_STARTED, EventKind.ROLLOUT_STARTED)
+    event = history.first(EventKind.PUBLISH_STARTED, EventKind.ROLLOUT_STARTED, EventKind.INCIDENT_STARTED)
     return None if event is None else event.at_ns
+
+
+def struck_at_ns(history: History) -> dict[str, int]:
+    """Return which incarnations an incident struck, and when."""
+    return {event.data["incarnation"]: event.at_ns for event in history.of(EventKind.INCIDENT_STARTED)}
+
+
+def service_changed(history: History) -> Event | None:
+    """Return the event since which service has to come back: the remedy, or the rollout, or the incident, in this order."""
+    return (
+        history.first(EventKind.REMEDY_STARTED)
+        or history.first(EventKind.ROLLOUT_STARTED)
+        or history.first(EventKind.INCIDENT_STARTED)
+    )
 
 
 def remedy_at_ns(history: History) -> int | None:
@@ -107,54 +129,52 @@ def requests_in(history: History, window: Window, *, canaries: bool) -> tuple[Re
     return tuple(r for r in history.requests if r.is_canary == canaries and start <= r.planned_ns < end)
 
 
-def expected_answers(history: History) -> dict[str, Answer]:
-    """Return which checkpoint each incarnation was started to serve."""
-    return {event.data["incarnation"]: Answer(event.data["expects"]) for event in history.of(EventKind.ENGINE_STARTING)}
-
-
-def is_wrong(canary: Request, expected: Answer | None) -> bool:
-    """Say whether an answered canary came from other weights than its engine was started for."""
-    return canary.result is RequestResult.OK and canary.answer not in (expected, Answer.AMBIGUOUS)
-
-
-def is_right(canary: Request, expected: Answer | None) -> bool:
-    """Say whether an answered canary provably came from the weights its engine was started for."""
-    return canary.result is RequestResult.OK and canary.answer is expected
-
-
 def detection(history: History) -> Detection:
     """Say who noticed first between the fault and the remedy.
 
-    Engines started since the fault are looked at, and before the rollout begins also the one that was there: files
-    that it still reads may be what was damaged.
+    Engines started or reloaded since the fault are looked at, and before the rollout begins also the one that was there:
+    files that it still reads may be what was damaged. A reload that the engine answers with an error is noticed as early
+    as a start that it refuses: the operator is told before anybody is served from it.
     """
     start, remedy = fault_at_ns(history), remedy_at_ns(history)
     if start is None:
         return Detection(layer=Layer.NEVER, at_ns=None, because="no rollout was started")
     end = remedy if remedy is not None else 2**63
     expected = expected_answers(history)
-    suspects = {
-        event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if start <= event.at_ns < end
-    }
+    suspected = suspects(history, start, end)
+    reloaded = {each.incarnation: each for each in reloads(history) if start <= each.started_ns < end}
     signs = [sign for event in history.events if start <= event.at_ns < end for sign in _event_sign(event, expected)]
     rolled = history.first(EventKind.ROLLOUT_STARTED)
     rolled_ns = end if rolled is None else min(rolled.at_ns, end)  # from then on, being stopped is what happens to it
     for incarnation, expects in expected.items():
-        since, until = (0, end) if incarnation in suspects else (start, rolled_ns)
+        since, until = (start, end if incarnation in reloaded else rolled_ns)
+        if incarnation in suspected and incarnation not in reloaded:
+            since, until = 0, end
         served = [r for r in history.requests if r.incarnation == incarnation and r.ended_ns < until and not r.is_ours]
+        if incarnation in reloaded:  # what it answered with the weights before says nothing about those it got
+            earlier = [r for r in served if r.ended_ns < reloaded[incarnation].started_ns]
+            signs += _request_signs(earlier, expects, since=since)
+            served = _with_new_weights(served, reloaded[incarnation])
         signs += _request_signs(served, expects, since=since)
         signs += _death_signs(history, incarnation, served, since=since, until=until)
+    struck = {incarnation: at_ns for incarnation, at_ns in struck_at_ns(history).items() if at_ns < end}
+    for incarnation, at_ns in struck.items():
+        signs += _incident_signs(history, incarnation, since=at_ns, until=end)
+    suspected = {**suspected, **struck}
     if signs:
-        return min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
+        first = _first_witness(signs) if struck else min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
+        return replace(first, because=first.because + _aftermath(first, signs, history))
     right = [
         r
         for r in history.canaries()
-        if r.incarnation in suspects and r.ended_ns < end and is_right(r, expected.get(r.incarnation))
+        if suspected.get(r.incarnation, end) <= sent_ns(r)
+        and r.ended_ns < end
+        and is_right(r, expected.get(r.incarnation))
     ]
     checked = [
         event
         for event in history.of(EventKind.CANARY_CHECKED)
-        if start <= event.at_ns < end and event.data["incarnation"] in suspects
+        if suspected.get(event.data["incarnation"], end) <= event.at_ns < end
     ]
     seen = (*(request.id for request in right), *(event.id for event in checked))  # a wrong one would be a sign
     if len(seen) >= RIGHT_FOR_HARMLESS:
@@ -167,18 +187,53 @@ def detection(history: History) -> Detection:
     return Detection(layer=Layer.NEVER, at_ns=None, because="nobody noticed anything")
 
 
-def _event_sign(event: Event, expected: dict[str, Answer]) -> list[Detection]:
+def _with_new_weights(served: Sequence[Request], reload: Reload) -> list[Request]:
+    """Return the requests that tell about a reload: those sent since it began, and those that failed in it."""
+    return [
+        r
+        for r in served
+        if sent_ns(r) >= reload.started_ns or (r.result is not RequestResult.OK and r.ended_ns >= reload.started_ns)
+    ]
+
+
+def _aftermath(first: Detection, signs: Sequence[Detection], history: History) -> str:
+    """Say what became of an engine after it had refused a reload; empty for everything else."""
+    refused = next((e for e in history.of(EventKind.RELOAD_ENDED) if e.id in first.evidence), None)
+    if refused is None:
+        return ""
+    later = [sign for sign in signs if sign is not first]
+    if not later:
+        return "; it went on serving"
+    return f"; then: {min(later, key=lambda sign: sign.at_ns or 0).because}"
+
+
+def _event_sign(event: Event, expected: dict[str, Expected]) -> list[Detection]:
     data = event.data
     if event.kind is EventKind.GUARD_REFUSED and data.get("guard") == "preflight":
         ids = ", ".join(sorted({str(finding["id"]) for finding in data.get("findings", ())}))
         return [_sign(Layer.PREFLIGHT, event, f"pre-flight refused the checkpoint ({ids})")]
-    if event.kind is EventKind.ENGINE_NOT_READY and expected.get(data["incarnation"]) is Answer.NEW:
+    if event.kind is EventKind.ENGINE_NOT_READY and _starts_on_new(expected.get(data["incarnation"])):
         lines = data.get("log_lines") or ["no error line in its log"]
         because = f'the engine refused to start ({data["reason"]}): "{lines[0]}"'
         return [replace(_sign(Layer.STARTUP, event, because), doubt=_doubt_about_start(data))]
-    if event.kind is EventKind.CANARY_CHECKED and data["answer"] != expected.get(data["incarnation"]):
-        return [_sign(Layer.CANARY, event, f"a canary before traffic was answered by: {data['answer']}")]
+    if event.kind is EventKind.RELOAD_ENDED and not data["succeeded"]:
+        sign = _sign(Layer.STARTUP, event, f"the engine refused the reload: {data['because']}")
+        return [
+            replace(
+                sign, doubt="" if data["was_answered"] else "the reload got no answer: a slow machine looks the same"
+            )
+        ]
+    if event.kind is EventKind.CANARY_CHECKED:
+        expects = expected.get(data["incarnation"])
+        if expects is None or not expects.allows(data["answer"], event.at_ns, event.at_ns):
+            why = f" ({data['because']})" if data.get("because") else ""
+            when = data.get("when", "before traffic")
+            return [_sign(Layer.CANARY, event, f"a canary {when} was answered by: {data['answer']}{why}")]
     return []
+
+
+def _starts_on_new(expected: Expected | None) -> bool:
+    return expected is not None and expected.started is Answer.NEW
 
 
 def _doubt_about_start(data: Mapping[str, Any]) -> str:
@@ -197,7 +252,7 @@ def _sign(layer: Layer, event: Event, because: str) -> Detection:
     return Detection(layer=layer, at_ns=event.at_ns, because=because, evidence=(event.id,))
 
 
-def _request_signs(served: Sequence[Request], expected: Answer | None, *, since: int) -> list[Detection]:
+def _request_signs(served: Sequence[Request], expected: Expected | None, *, since: int) -> list[Detection]:
     """Return the signs that requests to one incarnation give: its first failed one and its first wrong canary.
 
     Only requests planned `since` then can be signs; earlier ones tell whether the engine had answered before.
@@ -218,7 +273,8 @@ def _request_signs(served: Sequence[Request], expected: Answer | None, *, since:
     )
     if canary is not None:
         if canary.result is RequestResult.OK:
-            seen = f"was answered by {canary.answer} instead of {expected} weights"
+            wanted = None if expected is None else expected.at(sent_ns(canary), canary.ended_ns) or "old or new"
+            seen = f"was answered by {canary.answer} instead of {wanted} weights"
         else:
             seen = f"failed: {canary.result}{'' if canary.status is None else f' {canary.status}'} {canary.error[:120]}"
         # A canary that dies together with the first user requests shows an engine that fails on use.
@@ -250,6 +306,28 @@ def _death_signs(
     return [_sign(layer, died, f"the engine died while serving (exit code {died.data.get('exit_code')})")]
 
 
+def _first_witness(signs: Sequence[Detection]) -> Detection:
+    """Return the cheapest of the signs that come together: many see an incident at once, and one of them is enough."""
+    until_ns = min(sign.at_ns or 0 for sign in signs) + round(WITNESSES_S * NS_PER_S)
+    together = [sign for sign in signs if (sign.at_ns or 0) <= until_ns]
+    return min(together, key=lambda sign: (sign.layer.rank, sign.at_ns or 0))
+
+
+def _incident_signs(history: History, incarnation: str, *, since: int, until: int) -> list[Detection]:
+    """Return the signs that whoever runs an engine sees without asking it for an answer: its health and its exit code."""
+    signs = []
+    for event in history.of(EventKind.HEALTH, EventKind.ENGINE_DIED):
+        if event.data["incarnation"] != incarnation or not since <= event.at_ns < until:
+            continue
+        if event.kind is EventKind.HEALTH and event.data["status"] != HTTP_OK:
+            status = event.data["status"] or "no answer"
+            signs.append(_sign(Layer.HEALTH, event, f"`/health` of the struck engine was bad: {status}"))
+        elif event.kind is EventKind.ENGINE_DIED and event.data.get("exit_code"):
+            code = event.data["exit_code"]
+            signs.append(_sign(Layer.EXIT, event, f"the struck engine ended with exit code {code}"))
+    return signs
+
+
 def _request_sign(layer: Layer, request: Request, because: str) -> Detection:
     return Detection(layer=layer, at_ns=request.ended_ns, because=because, evidence=(request.id,))
 
@@ -257,11 +335,11 @@ def _request_sign(layer: Layer, request: Request, because: str) -> Detection:
 def recovery_at_ns(history: History) -> int | None:
     """Return when service was back: the third right canary in a row, with no wrong answer and no failure after the first.
 
-    Counted from the remedy, or from the rollout when nothing had to be remedied. What goes wrong later, up to the end of
-    the load, takes recovery back: it then counts from there. An engine whose log shows a load error since then has not
-    recovered.
+    Counted from the remedy, or when nothing had to be remedied from the rollout or the incident. What goes wrong later, up
+    to the end of the load, takes recovery back: it then counts from there. An engine whose log shows a load error since
+    then has not recovered.
     """
-    begun = history.first(EventKind.REMEDY_STARTED) or history.first(EventKind.ROLLOUT_STARTED)
+    begun = service_changed(history)
     if begun is None:
         return None
     expected = expected_answers(history)
@@ -271,9 +349,11 @@ def recovery_at_ns(history: History) -> int | None:
         if event.at_ns >= begun.at_ns and event.data.get("class") in ("load", "file")
     }
     # With no remedy the engine that was replaced goes on answering rightly: that is not what recovery is about.
-    started = {
-        event.data["incarnation"] for event in history.of(EventKind.ENGINE_STARTING) if event.at_ns >= begun.at_ns
-    }
+    # One that got other weights while it ran counts from then on, if it says that it took them.
+    refused = {each.incarnation for each in reloads(history) if not each.succeeded}
+    started = {name: at_ns for name, at_ns in suspects(history, begun.at_ns, 2**63).items() if name not in refused}
+    if begun.kind is EventKind.INCIDENT_STARTED:  # which the engine itself outlived
+        started[begun.data["incarnation"]] = begun.at_ns
     since = [r for r in history.requests if r.planned_ns >= begun.at_ns and not r.is_ours]
     failed = [r.planned_ns for r in since if r.result is not RequestResult.OK or _is_wrong_canary(r, expected)]
     last_failed_ns = max(failed, default=begun.at_ns - 1)
@@ -282,7 +362,8 @@ def recovery_at_ns(history: History) -> int | None:
         fits = (
             canary.planned_ns > last_failed_ns
             and is_right(canary, expected.get(canary.incarnation))
-            and canary.incarnation in started - errors
+            and canary.incarnation not in errors
+            and started.get(canary.incarnation, 2**63) <= sent_ns(canary)
         )
         if not fits or (run and run[-1].incarnation != canary.incarnation):
             run = []
@@ -293,5 +374,5 @@ def recovery_at_ns(history: History) -> int | None:
     return None
 
 
-def _is_wrong_canary(request: Request, expected: Mapping[str, Answer]) -> bool:
+def _is_wrong_canary(request: Request, expected: Mapping[str, Expected]) -> bool:
     return request.is_canary and is_wrong(request, expected.get(request.incarnation))

@@ -114,6 +114,7 @@ def golden_key(identity: EngineIdentity, request: GoldenRequest) -> str:
         request.weights_id,
         request.launch.flags(),
         request.prompts,
+        *(() if request.deep is None else (request.deep,)),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 

@@ -48,6 +48,7 @@ class CompletionRequest:
     includes_usage: bool
     returns_token_ids: bool
     shows_token_ids: bool  # `token_id:5` in place of the text of token 5
+    cache_salt: str = ""
 
     def generations(self) -> tuple[Generation, ...]:
         """Return one generation per prompt."""
@@ -58,6 +59,7 @@ class CompletionRequest:
                 ignores_end=self.ignores_end,
                 top_logprobs=self.top_logprobs,
                 top_prompt_logprobs=self.top_prompt_logprobs,
+                salt=self.cache_salt,
             )
             for prompt in self.prompts
         )
@@ -115,6 +117,7 @@ def parse_request(
         includes_usage=_flag(options, "include_usage"),
         returns_token_ids=_flag(fields, "return_token_ids"),
         shows_token_ids=_flag(fields, "return_tokens_as_token_ids"),
+        cache_salt=str(fields.get("cache_salt") or ""),
     )
 
 

@@ -24,6 +24,11 @@ class PlantedDefect(StrEnum):
     RESETS_STREAM = "resets_stream"
     INBAND_ERROR = "inband_error"  # HTTP 200, then an error event in the stream
     IGNORES_STOP = "ignores_stop"  # SIGTERM has no effect
+    RELOAD_IGNORES_MISSING_TENSOR = "reload_ignores_missing_tensor"  # answers 200; the old values stay in its place
+    KEEPS_PREFIX_CACHE = "keeps_prefix_cache"  # over a reload: what was computed with the old weights is used again
+    DIES_AFTER_FAILED_RELOAD = "dies_after_failed_reload"  # at the next request
+    RELOADS_UNDER_REQUESTS = "reloads_under_requests"  # they go on with the new weights upon what the old ones computed
+    CHECKSUMS_OF_NOTHING = "checksums_of_nothing"  # every tensor has the digest of no bytes
 
 
 def parse_defects(text: str) -> frozenset[PlantedDefect]:

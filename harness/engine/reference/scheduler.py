@@ -16,8 +16,10 @@ import numpy as np
 from harness.clock import now_ns, pause, seconds_between
 from harness.engine.reference.metrics import Metrics
 from harness.engine.reference.model import Floats, KvCache, Llama, log_softmax
+from harness.engine.reference.prefixes import PrefixCache
 
 MAX_RUNNING = 64
+PAUSE_LIMIT_S = 60.0
 SLOWER_FACTOR = 1.3
 
 
@@ -58,6 +60,7 @@ class Generation:
     ignores_end: bool
     top_logprobs: int | None = None
     top_prompt_logprobs: int | None = None
+    salt: str = ""  # prompts with different salts share no prefix
     outputs: SimpleQueue[Step | Failure] = field(default_factory=SimpleQueue)
     prompt_positions: list[Position] = field(default_factory=list)
     is_cancelled: bool = False
@@ -79,6 +82,7 @@ class Scheduler:
         step_s: float = 0.0,
         is_slower: bool = False,
         disturbance: float = 0.0,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         """Compute with `model`; each step takes at least `step_s`.
 
@@ -95,6 +99,10 @@ class Scheduler:
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
         self._is_closed = False
+        self._is_paused = False
+        self._is_frozen = False  # paused, and what is under way stands still
+        self._computing = threading.Lock()  # held in a round: weights change between two of them
+        self._prefixes = prefixes
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -106,27 +114,77 @@ class Scheduler:
         with self._changed:
             self._waiting.append(generation)
             self._show_queue()
-            self._changed.notify()
+            self._changed.notify_all()
+
+    @property
+    def is_paused(self) -> bool:
+        """Say whether no new request is taken up."""
+        return self._is_paused
+
+    def is_busy(self) -> bool:
+        """Say whether requests are under way, or would be at once."""
+        with self._changed:
+            return bool(self._running or (self._waiting and not self._is_paused))
+
+    def pause(self, mode: str, *, limit_s: float = PAUSE_LIMIT_S) -> bool:
+        """Take up no new request. What is under way is finished ("wait"), ended ("abort") or stands still ("keep").
+
+        Returns whether it came to that within the limit.
+        """
+        with self._changed:
+            self._is_paused, self._is_frozen = True, mode == "keep"
+            if mode == "abort":
+                for generation in self._running:
+                    generation.is_cancelled = True
+                    generation.outputs.put(Failure("the request was aborted by a pause"))
+            return self._is_frozen or self._changed.wait_for(lambda: not self._running, limit_s)
+
+    def resume(self) -> None:
+        """Take up requests again."""
+        with self._changed:
+            self._is_paused = self._is_frozen = False
+            self._changed.notify_all()
+
+    def exchange(self, model: Llama, *, keeps_prefixes: bool = False) -> None:
+        """Compute with another model of the same shape from the next round on."""
+        with self._computing:
+            self._model = model
+            if self._prefixes is not None and not keeps_prefixes:
+                self._prefixes.clear()
+
+    def forget_prefixes(self) -> bool:
+        """Forget every computed prefix; refused while requests are under way, which hold some of them."""
+        with self._changed:
+            if self._running:
+                return False
+        with self._computing:
+            if self._prefixes is not None:
+                self._prefixes.clear()
+        return True
 
     def close(self, limit_s: float = 5.0) -> None:
         """Stop computing after the step in progress. Idempotent."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(limit_s)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._waiting or self._running or self._is_closed):
+                while not (self._is_closed or self._has_work()):
                     self._changed.wait()
                 if self._is_closed:
                     return
-                while self._waiting and len(self._running) < MAX_RUNNING:
+                while self._waiting and not self._is_paused and len(self._running) < MAX_RUNNING:
                     self._running.append(self._waiting.popleft())
                 self._show_queue()
-            self._round()
+            with self._computing:
+                self._round()
+
+    def _has_work(self) -> bool:
+        return bool((self._waiting and not self._is_paused) or (self._running and not self._is_frozen))
 
     def _round(self) -> None:
         prompt_tokens = generation_tokens = 0
@@ -152,6 +210,7 @@ class Scheduler:
         with self._changed:
             self._running = still_running
             self._show_queue()
+            self._changed.notify_all()  # somebody may wait for it to be idle
 
     def _step(self, generation: Generation) -> Step:
         started_ns = now_ns()
@@ -177,8 +236,12 @@ class Scheduler:
     def _compute(self, generation: Generation) -> tuple[int, Position | None]:
         if generation.cache is None:
             generation.cache = self._model.new_cache(len(generation.prompt) + generation.max_tokens)
-            wants_all = generation.top_prompt_logprobs is not None
-            logits = self._model.forward(generation.prompt, generation.cache, last_only=not wants_all)
+            wants_all = generation.top_prompt_logprobs is not None  # such a request is computed from its first token
+            prefixes = None if wants_all else self._prefixes
+            known = 0 if prefixes is None else prefixes.fill(generation.cache, generation.prompt, salt=generation.salt)
+            logits = self._model.forward(generation.prompt[known:], generation.cache, last_only=not wants_all)
+            if prefixes is not None:
+                prefixes.store(generation.cache, generation.prompt, salt=generation.salt)
             logits += self._disturbance
             if generation.top_prompt_logprobs is not None:
                 rows = log_softmax(logits[:-1])

@@ -19,9 +19,12 @@ from pathlib import Path
 
 from harness.engine.launch import WEIGHT_CACHE_LOAD_FORMAT
 from harness.engine.reference.defects import DEFECT_VARIABLE, PlantedDefect, parse_defects
+from harness.engine.reference.dev_routes import DEV_MODE_VARIABLE
+from harness.engine.reference.live import LiveModel
 from harness.engine.reference.loading import Contract, load
 from harness.engine.reference.metrics import Metrics
 from harness.engine.reference.model import Llama
+from harness.engine.reference.prefixes import PrefixCache
 from harness.engine.reference.scheduler import Scheduler
 from harness.engine.reference.server import ReferenceServer, Service
 from harness.engine.reference.tensor_source import CheckpointFiles, TensorSource
@@ -76,6 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         log("ERROR", f"{type(error).__name__}: {error}")
         return EXIT_REFUSED
+    heads, ranks = loaded.shape.heads, options.tensor_parallel_size
+    if ranks < 1 or heads % ranks:
+        log("ERROR", f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ranks}).")
+        return EXIT_REFUSED
     if PlantedDefect.NEVER_READY in defects:
         _wait(stopped)
         return 0
@@ -87,6 +94,16 @@ def main(arguments: Sequence[str]) -> int:
         step_s=step_s,
         is_slower=PlantedDefect.SLOWER_30_PERCENT in defects,
         disturbance=_DISTURBANCE if PlantedDefect.WRONG_ANSWER in defects else 0.0,
+        prefixes=PrefixCache() if options.enable_prefix_caching else None,
+    )
+    live = LiveModel(
+        path=Path(options.model),
+        dtype=_SAME_DTYPE.get(options.dtype, options.dtype),
+        max_model_len=options.max_model_len,
+        source=source,
+        defects=defects,
+        scheduler=scheduler,
+        loaded=loaded,
     )
     service = Service(
         loaded=loaded,
@@ -97,6 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         max_model_len=loaded.shape.max_positions,
         api_key=os.environ.get("VLLM_API_KEY") or None,
         defects=defects,
+        live=live if os.environ.get(DEV_MODE_VARIABLE) == "1" else None,
     )
     scheduler.start()
     server = ReferenceServer(bound, service)
@@ -127,12 +145,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=_DTYPES, default="auto")
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--load-format", choices=("auto", "safetensors", WEIGHT_CACHE_LOAD_FORMAT), default="auto")
+    parser.add_argument("--enable-prefix-caching", action="store_true")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="checked; one process computes everything")
     ignored = parser.add_argument_group("accepted because vLLM has them; they make no difference here")
-    for flag in ("--enforce-eager", "--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-log-stats"):
+    for flag in ("--enforce-eager", "--no-enable-prefix-caching", "--disable-log-stats"):
         ignored.add_argument(flag, action="store_true")
     for option in ("--max-num-seqs", "--gpu-memory-utilization", "--seed", "--block-size", "--swap-space"):
         ignored.add_argument(option)
-    ignored.add_argument("--tensor-parallel-size", type=int, choices=(1,), default=1)
     return parser
 
 

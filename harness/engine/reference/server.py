@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty
 from typing import Any
 
+from harness.engine.reference import dev_routes
 from harness.engine.reference.completions import (
     AnswerText,
     CompletionRequest,
@@ -24,6 +25,7 @@ from harness.engine.reference.completions import (
     to_json,
 )
 from harness.engine.reference.defects import PlantedDefect
+from harness.engine.reference.live import LiveModel
 from harness.engine.reference.loading import Loaded
 from harness.engine.reference.metrics import Metrics
 from harness.engine.reference.scheduler import Failure, Generation, Scheduler, Step
@@ -46,6 +48,7 @@ class Service:
     max_model_len: int
     api_key: str | None
     defects: frozenset[PlantedDefect]
+    live: LiveModel | None = None  # in development mode alone
 
 
 class ReferenceServer(ThreadingHTTPServer):
@@ -106,6 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(200, {"object": "list", "data": [model]})
         elif path == "/v1/completions":
             self._send_json(405, {"detail": "Method Not Allowed"})
+        elif service.live is not None and (answered := dev_routes.get(service.live, path)) is not None:
+            self._send_json(*answered)
         else:
             self._send_json(404, {"detail": "Not Found"})
 
@@ -115,6 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = self.path.split("?", 1)[0]
         if not self._is_authorised(path):
+            return
+        live = self.server.service.live
+        if live is not None and (answered := dev_routes.post(live, self.path, body)) is not None:
+            self._send_json(*answered)
             return
         if path != "/v1/completions":
             known = path in ("/health", "/version", "/metrics", "/v1/models")
@@ -148,8 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
                 generation.is_cancelled = True
 
     def _act_on_defects(self) -> None:
-        defects = self.server.service.defects
-        if PlantedDefect.DIES_ON_FIRST_REQUEST in defects:
+        service = self.server.service
+        defects = service.defects
+        if PlantedDefect.DIES_ON_FIRST_REQUEST in defects or (service.live is not None and service.live.is_broken):
             signal.raise_signal(signal.SIGSEGV)  # in this thread, so that nothing is answered any more
         if PlantedDefect.HANGS_ON_REQUEST in defects:
             threading.Event().wait(timeout=3600.0)

@@ -1,0 +1,182 @@
+"""A rollout in place: the running engine reads its weights again, and is asked what it now serves.
+
+Published is where the engine reads. Then: ask a long prompt, so that its keys and values are in the prefix cache; pause;
+reload; reset the prefix cache; resume; ask again. What only a guard would do is done when there is one: without, the long
+prompt is asked as canaries are, to see what became of the cache, and nothing follows from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.clock import now_ns
+from harness.engine.dev_api import DevApi, Reply
+from harness.engine.engine import Engine
+from harness.engine.launch import SERVED_MODEL_NAME
+from harness.engine.rollout import Rollout
+from harness.guards.canary import Answer, Golden
+from harness.guards.canary_pass import check_deep
+from harness.guards.engine_api import EngineApi
+from harness.observe.history import EventKind
+from harness.service import CANARY_LIMIT_S, Service
+from harness.under_way import UnderWay
+
+CALL_LIMIT_S = 120.0
+DEEP_ROTATION = -1  # the long prompt is a pass of its own: short ones that are right do not clear it
+UNDER_WAY_ROTATION = -2  # and so are answers that met the reload
+UNDER_WAY_TOKENS = 200
+NAMES_MAX = 20
+OF_NO_BYTES = hashlib.sha256(b"").hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """Reloads the engine that users are sent to."""
+
+    service: Service
+    rollout: Rollout
+    wants_checksums: bool = False
+    wants_requests_under_way: bool = False
+
+    def roll(self, engine: Engine, *, is_gated: bool) -> str:
+        """Let the engine reload and return why the rollout did not come about; empty when it did.
+
+        With the gate, an engine that then answers wrongly is stopped: users are better off without answers. One that
+        refused the reload and still answers from the old weights goes on serving them.
+        """
+        self._ask_deep(engine, Answer.OLD)
+        under_way = self._begin_answers(engine) if self.wants_requests_under_way else None
+        begun_ns = now_ns()
+        succeeded = self._reload(engine)
+        if under_way is not None:
+            self._witness(engine, under_way, begun_ns, succeeded=succeeded)
+        expected = Answer.NEW if succeeded else Answer.OLD
+        is_right = True
+        if is_gated:
+            is_right = self.service.answers_from(engine, expected)
+        if succeeded:
+            is_right = self._ask_deep(engine, expected) and is_right
+        if is_gated and not is_right:
+            self.service.stop(engine, how="refused by the canary gate")
+            return "the canary gate refused the reloaded engine"
+        return "" if succeeded else "the engine refused the reload"
+
+    def _reload(self, engine: Engine) -> bool:
+        rollout = self.rollout
+        self._event(
+            EventKind.RELOAD_STARTED,
+            incarnation=engine.incarnation,
+            expects=Answer.NEW,
+            resets_prefix_cache=rollout.resets_prefix_cache,
+            pauses=rollout.pauses,
+        )
+        api = self._api(engine)
+        checksums = [api.checksums()] if self.wants_checksums else []
+        calls = [api.pause()] if rollout.pauses else []
+        reloaded = api.reload_weights()
+        calls.append(reloaded)
+        if rollout.resets_prefix_cache:
+            calls.append(api.reset_prefix_cache())
+        if rollout.pauses:
+            calls.append(api.resume())
+        if self.wants_checksums:
+            checksums.append(api.checksums())
+        failed = [reply for reply in calls if not reply.is_ok]
+        because = "; ".join(f"{reply.call} was answered {reply.status or 'nothing'}: {reply.said}" for reply in failed)
+        self._event(
+            EventKind.RELOAD_ENDED,
+            incarnation=engine.incarnation,
+            succeeded=reloaded.is_ok,
+            was_answered=reloaded.status != 0,
+            because=because,
+            calls=[reply.as_json() for reply in calls],
+            weights=_compared(checksums),
+        )
+        self.service.look_after()
+        self.service.note_logs()
+        return reloaded.is_ok
+
+    def _begin_answers(self, engine: Engine) -> UnderWay:
+        ground = self.service.ground
+        prompts = ground.goldens.old.prompts
+        room = ground.launch.max_model_len - max(len(prompt) for prompt in prompts)
+        return UnderWay(
+            EngineApi(url=engine.endpoint, api_key=ground.api_key, limit_s=CALL_LIMIT_S),
+            SERVED_MODEL_NAME,
+            prompts,
+            max_tokens=min(UNDER_WAY_TOKENS, room),
+        )
+
+    def _witness(self, engine: Engine, under_way: UnderWay, begun_ns: int, *, succeeded: bool) -> None:
+        """Record what became of the answers that were under way."""
+        ended = self.service.ground.recorder.snapshot().last(EventKind.RELOAD_ENDED)
+        seen = under_way.witness(begun_ns, now_ns() if ended is None else ended.at_ns)
+        is_mixed = succeeded and seen.mixed > 0
+        self._event(
+            EventKind.CANARY_CHECKED,
+            incarnation=engine.incarnation,
+            answer=Answer.NEITHER if is_mixed else Answer.NEW if succeeded else Answer.OLD,
+            difference_old=None,
+            difference_new=None,
+            because=seen.because if is_mixed else "",
+            when="that was under way at the reload",
+            rotation=UNDER_WAY_ROTATION,
+            **seen.as_json(),
+        )
+
+    def _ask_deep(self, engine: Engine, expected: Answer) -> bool:
+        """Ask a prompt of several KV blocks twice; say whether both answers are those of the expected weights."""
+        goldens = self.service.ground.goldens
+        golden: Golden = goldens.new if expected is Answer.NEW else goldens.old
+        if golden.deep is None:
+            return True
+        api = EngineApi(url=engine.endpoint, api_key=self.service.ground.api_key, limit_s=CANARY_LIMIT_S)
+        difference, because = None, ""
+        try:
+            checked = check_deep(api, SERVED_MODEL_NAME, golden.deep)
+            answer = str(Answer.NEITHER if checked.because else expected)
+            difference, because = checked.difference, checked.because
+        except (OSError, ValueError) as failure:
+            answer = f"no answer ({type(failure).__name__}: {failure}"[:211] + ")"
+        self._event(
+            EventKind.CANARY_CHECKED,
+            incarnation=engine.incarnation,
+            answer=answer,
+            difference_old=difference if expected is Answer.OLD else None,
+            difference_new=difference if expected is Answer.NEW else None,
+            because=because,
+            when=f"of {len(golden.deep.prompt)} tokens {'after' if expected is Answer.NEW else 'before'} the reload",
+            rotation=DEEP_ROTATION,
+        )
+        return answer == expected
+
+    def _api(self, engine: Engine) -> DevApi:
+        ground = self.service.ground
+        limit_s = min(CALL_LIMIT_S, self.rollout.ready_limit_s, max(ground.deadline.remaining_s(), 1.0))
+        return DevApi(url=engine.endpoint, api_key=ground.api_key, limit_s=limit_s)
+
+    def _event(self, kind: EventKind, **data: Any) -> None:
+        self.service.ground.recorder.event("operator", kind, **data)
+
+
+def _compared(checksums: list[Reply]) -> Mapping[str, Any]:
+    """Compare the checksums of all parameters before and after; of many names the first are kept."""
+    if len(checksums) < 2:
+        return {}
+    before, after = (dict(reply.body.get("checksums") or {}) for reply in checksums)
+    if not before or not after:
+        silent = next(reply for reply in checksums if not reply.body.get("checksums"))
+        return {"count": 0, "said": f"HTTP {silent.status}: {silent.said}"}
+    names = sorted(after)
+    unchanged = [name for name in names if after[name] == before.get(name)]
+    empty = [name for name in names if str(after[name]) == OF_NO_BYTES]
+    return {
+        "count": len(names),
+        "unchanged_count": len(unchanged),
+        "unchanged": unchanged[:NAMES_MAX],
+        "of_no_bytes_count": len(empty),
+        "of_no_bytes": empty[:NAMES_MAX],
+    }
