@@ -1,7 +1,9 @@
 """Measure how often the latency verdicts err, and how fast a million requests are judged from disk.
 
     python benchmarks/verdict_error_rates.py simulate [--verdicts 2000]   on a model of the noise
-    python benchmarks/verdict_error_rates.py resample RUN... [--verdicts 600]   on the blocks of stored A/A comparisons
+    python benchmarks/verdict_error_rates.py simulate --profile release --block-sd 0.015   with calmer blocks
+    python benchmarks/verdict_error_rates.py resample RUN... [--verdicts 600]   on the blocks of stored A/A comparisons, or of a
+                                                                             file of verdict_live.py
     python benchmarks/verdict_error_rates.py band [--histories 600]   latency_back_in_band where nothing changed
     python benchmarks/verdict_error_rates.py judge [--requests 1000000]   time and memory
 
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,26 +35,35 @@ from harness.judge.blocks import (
     Arm,
     Declaration,
     block_name,
-    difference,
     load_blocks,
     load_declaration,
 )
 from harness.judge.comparison import judge_run
 from harness.judge.latency import band_finding
-from harness.judge.paired import PROFILES, Profile, Slower, decide
+from harness.judge.paired import Slower, decide
+from harness.judge.pairs import pairs_of
+from harness.judge.profiles import PROFILES, Profile
 from harness.judge.records import Records
 from harness.judge.verdict import Verdict
-from harness.judge.windows import quantile
 from harness.observe.history import Request, RequestResult
 
 REQUESTS = 300
 TOKENS = 16
 TTFT_MS, TPOT_MS = 100.0, 20.0
 REQUEST_SD, MEMORY = 0.15, 0.4
-BLOCK_SD, START_SD, DRIFT = 0.02, 0.02, 0.03
 METRICS = ("ttft_ms_p50", "tpot_ms_p50", "ttft_ms_p95", "e2e_ms_p95")
 EFFECTS = (0.0, 0.05, 0.10, 0.30)
 STARTS = ("same server", "fresh starts", "one start a side")
+START_SD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations of logarithms."""
+
+    block_sd: float = 0.02
+    start_sd: float = START_SD
+    drift: float = 0.03  # over the whole run, at most, either way
 
 
 def main() -> None:
@@ -62,11 +74,15 @@ def main() -> None:
     parser.add_argument("--verdicts", type=int, default=None)
     parser.add_argument("--histories", type=int, default=600)
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--profile", action="append", choices=tuple(PROFILES), help="may be repeated (default: all)")
+    parser.add_argument("--block-sd", type=float, default=Noise().block_sd)
+    parser.add_argument("--start-sd", type=float, default=Noise().start_sd)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random = np.random.default_rng(options.seed)
     if options.what == "simulate":
-        simulate(options.verdicts or 2000, random)
+        noise = Noise(block_sd=options.block_sd, start_sd=options.start_sd)
+        simulate(options.verdicts or 2000, random, profiles=options.profile or tuple(PROFILES), noise=noise)
     elif options.what == "resample":
         resample(options.runs, options.verdicts or 600, random)
     elif options.what == "band":
@@ -80,47 +96,52 @@ def main() -> None:
 # --- a model of the noise ---
 
 
-def simulate(verdicts: int, random: np.random.Generator) -> None:
-    """Print the answers of each profile for several true effects; the margin of the profile is among them."""
+def simulate(verdicts: int, random: np.random.Generator, *, profiles: Sequence[str], noise: Noise) -> None:
+    """Print the answers of each profile for several true effects; the margin of the profile is among them.
+
+    The last line of a table has one metric at the margin and the other unchanged: there a wrong `no` is most probable.
+    """
     for starts in STARTS:
-        d = np.array([run_differences(24, starts, random) for _ in range(verdicts)])
-        spread = ", ".join(f"{name} {d[:, :, k].std(axis=1, ddof=1).mean():.1%}" for k, name in enumerate(METRICS))
-        print(f"\n{starts}: {verdicts} verdicts; pair sd: {spread}")
-        head()
-        for name in ("nightly", "release", "incident", "screen", "confirm"):
+        for name in profiles:
             profile = PROFILES[name]
-            for metrics in (METRICS[:2], METRICS):
-                for effect in sorted({*EFFECTS, profile.margin}):
-                    line(profile, metrics, effect, d + math.log1p(effect))
+            blocks = max(profile.blocks_per_arm, 2 if starts == "fresh starts" else 1)
+            d = np.array([run_differences(profile.looks[-1], blocks, starts, random, noise) for _ in range(verdicts)])
+            spread = ", ".join(f"{metric} {d[:, :, k].std():.1%}" for k, metric in enumerate(METRICS))
+            print(f"\n{name}, {starts}, {blocks} blocks of each side in a pair; {verdicts} verdicts; pair sd: {spread}")
+            head()
+            for effect in sorted({0.0, profile.effect, *EFFECTS, profile.margin}):
+                line(profile, METRICS[:2], effect, d + math.log1p(effect))
+            line(profile, METRICS, 0.0, d)
+            one = d.copy()
+            one[:, :, 0] += math.log1p(profile.margin)
+            line(profile, METRICS[:2], profile.margin, one, mark=" (one metric)")
 
 
-def run_differences(pairs: int, starts: str, random: np.random.Generator) -> np.ndarray:
-    """Return ln T(B) - ln T(A) of one A/A comparison in ABBA order, shape (pairs, metrics)."""
-    blocks = 2 * pairs
-    is_new = np.array([(index % 2 == 1) ^ (index // 2 % 2 == 1) for index in range(blocks)])
-    level = random.standard_t(4, blocks) * BLOCK_SD / math.sqrt(2)  # a t with 4 degrees has variance 2
-    level += random.uniform(-DRIFT, DRIFT) * np.arange(blocks) / blocks
+def run_differences(pairs: int, blocks: int, starts: str, random: np.random.Generator, noise: Noise) -> np.ndarray:
+    """Return ln T(B) - ln T(A) of one A/A comparison, with so many blocks of each side in a pair; (pairs, metrics)."""
+    count = 2 * pairs * blocks
+    is_new = np.array([arm == "new" for arm, _ in order(pairs, blocks)])
+    level = random.standard_t(4, count) * noise.block_sd / math.sqrt(2)  # a t with 4 degrees has variance 2
+    level += random.uniform(-noise.drift, noise.drift) * np.arange(count) / count
     if starts == "fresh starts":
-        level += random.normal(0, START_SD, blocks)
+        level += random.normal(0, noise.start_sd, count)
     elif starts == "one start a side":
-        level += np.where(is_new, random.normal(0, START_SD), random.normal(0, START_SD))
-    steps = random.normal(0, REQUEST_SD * math.sqrt(1 - MEMORY**2), (blocks, REQUESTS))
+        level += np.where(is_new, random.normal(0, noise.start_sd), random.normal(0, noise.start_sd))
+    steps = random.normal(0, REQUEST_SD * math.sqrt(1 - MEMORY**2), (count, REQUESTS))
     ttft_ms = TTFT_MS * np.exp(level[:, None] + lfilter([1], [1, -MEMORY], steps, axis=1))
-    tpot_ms = TPOT_MS * np.exp(level[:, None] + random.normal(0, REQUEST_SD / 4, (blocks, REQUESTS)))
+    tpot_ms = TPOT_MS * np.exp(level[:, None] + random.normal(0, REQUEST_SD / 4, (count, REQUESTS)))
     e2e_ms = ttft_ms + (TOKENS - 1) * tpot_ms
-    logs = np.log(
-        [
-            [
-                quantile(ttft_ms[b], 0.5),
-                quantile(tpot_ms[b], 0.5),
-                quantile(ttft_ms[b], 0.95),
-                quantile(e2e_ms[b], 0.95),
-            ]
-            for b in range(blocks)
-        ]
+    logs = np.log([ranked(ttft_ms, 0.5), ranked(tpot_ms, 0.5), ranked(ttft_ms, 0.95), ranked(e2e_ms, 0.95)]).T.reshape(
+        pairs, 2 * blocks, len(METRICS)
     )
-    first, second = logs[0::2], logs[1::2]
-    return np.where(is_new[0::2, None], first - second, second - first)
+    signs = np.where(is_new, 1, -1).reshape(pairs, 2 * blocks, 1)
+    return (signs * logs).sum(axis=1) / blocks
+
+
+def ranked(values: np.ndarray, q: float) -> np.ndarray:
+    """Return the quantile of each row, as `judge.windows.quantile` does."""
+    rank = math.ceil(round(q * values.shape[1], 9)) - 1
+    return np.partition(values, rank, axis=1)[:, rank]
 
 
 def head() -> None:
@@ -130,7 +151,7 @@ def head() -> None:
     )
 
 
-def line(profile: Profile, metrics: Sequence[str], effect: float, differences: np.ndarray) -> None:
+def line(profile: Profile, metrics: Sequence[str], effect: float, differences: np.ndarray, *, mark: str = "") -> None:
     """Print how many verdicts said what; `differences` has shape (verdicts, pairs, metrics)."""
     answers: Counter[Slower] = Counter()
     pairs = 0
@@ -140,7 +161,7 @@ def line(profile: Profile, metrics: Sequence[str], effect: float, differences: n
         pairs += seen.pairs
     n = len(differences)
     low, high = bounds(answers[Slower.YES], n)
-    mark = " (margin)" if effect == profile.margin else ""
+    mark = mark or (" (margin)" if effect == profile.margin else "")
     shares = [answers[answer] / n for answer in (Slower.YES, Slower.NO, Slower.INCONCLUSIVE)]
     print(
         f"  {profile.name:9}{len(metrics):8}{effect:+8.0%}{shares[0]:9.4f}{shares[1]:9.4f}{shares[2]:10.4f}{pairs / n:7.1f}"
@@ -166,22 +187,11 @@ def resample(runs: Sequence[Path], verdicts: int, random: np.random.Generator) -
 
     A drawn comparison is a stretch of neighbouring pairs that begins anywhere, which keeps what drifts and repeats.
     """
-    rows = []
-    for run in runs:
-        declared = load_declaration(run)
-        blocks = [block for block in load_blocks(run, declared) if not block.failed_gates]
-        of_pair: dict[tuple[bool, int], list] = {}
-        for block in blocks:
-            of_pair.setdefault((block.is_null, block.pair), []).append(block)
-        for pair in (pair for pair in of_pair.values() if len(pair) == 2):
-            old, new = sorted(pair, key=lambda block: block.arm != "old")
-            rows.append([difference(old, new, name) for name in METRICS])
-    d = np.array(rows)
+    d = np.array([row for run in runs for row in (stored_live(run) if run.is_file() else stored_pairs(run))])
     if len(d) < 4:
         sys.exit(f"{len(d)} valid pairs in these runs: at least 4 are needed")
-    print(
-        f"{len(d)} pairs; pair sd {', '.join(f'{n} {s:.1%}' for n, s in zip(METRICS, d.std(axis=0, ddof=1), strict=True))}"
-    )
+    spread = ", ".join(f"{name} {sd:.1%}" for name, sd in zip(METRICS, d.std(axis=0, ddof=1), strict=False))
+    print(f"{len(d)} pairs; pair sd {spread}")
     begins = random.integers(0, len(d), verdicts)
     drawn = np.array([d[(begin + np.arange(24)) % len(d)] for begin in begins])
     drawn *= random.choice([-1, 1], (verdicts, 1, 1))  # which side of an A/A pair is called B means nothing
@@ -189,6 +199,20 @@ def resample(runs: Sequence[Path], verdicts: int, random: np.random.Generator) -
     for name in ("nightly", "release", "incident"):
         for effect in sorted({*EFFECTS, PROFILES[name].margin}):
             line(PROFILES[name], METRICS[:2], effect, drawn + math.log1p(effect))
+
+
+def stored_pairs(run: Path) -> list[list[float]]:
+    """Return the differences of the two medians of every valid pair of a comparison, those of its control included."""
+    declared = load_declaration(run)
+    blocks = load_blocks(run, declared)
+    kinds = (pairs_of(blocks, is_null=null, blocks_per_arm=declared.blocks_per_arm)[0] for null in (False, True))
+    return [[pair.difference(name) for name in METRICS[:2]] for pairs in kinds for pair in pairs]
+
+
+def stored_live(file: Path) -> list[list[float]]:
+    """Return the differences of the two medians of every pair of a file of live verdicts."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [list(pair) for line in lines for pair in zip(*(line["differences"][m] for m in METRICS[:2]), strict=True)]
 
 
 # --- the claim of scenarios ---
@@ -277,7 +301,9 @@ def store(run: Path, pairs: int, requests: int, random: np.random.Generator) -> 
         folder = run / "blocks" / block_name(number, arm)
         folder.mkdir(parents=True)
         factor = 1.05 if arm == "new" else 1.0
-        block_records(requests, factor * math.exp(random.normal(0, BLOCK_SD)), random).save(folder / "records.npz")
+        block_records(requests, factor * math.exp(random.normal(0, Noise().block_sd)), random).save(
+            folder / "records.npz"
+        )
         (folder / "history.jsonl").write_text("")
         block = {"number": number, "arm": arm, "pair": pair, "is_null": False, "schedule_sha256": "same", "notes": []}
         report = {name: 0.0 for name in ("planned_events_per_s", "lag_ms_p99", "lag_ms_max", "loop_lag_ms_p99")}
@@ -285,11 +311,12 @@ def store(run: Path, pairs: int, requests: int, random: np.random.Generator) -> 
         (folder / "block.json").write_text(json.dumps({**block, "window_ns": [0, 10**18], "report": report}))
 
 
-def order(pairs: int) -> Iterator[tuple[str, int]]:
-    """Yield arm and pair of each block in ABBA order."""
+def order(pairs: int, blocks: int = 1) -> Iterator[tuple[str, int]]:
+    """Yield arm and pair of each block in the order of a comparison, with so many blocks of each side in a pair."""
     for pair in range(pairs):
-        for arm in ("old", "new") if pair % 2 == 0 else ("new", "old"):
-            yield arm, pair
+        for turn in range(blocks):
+            for arm in ("old", "new") if (pair + turn) % 2 == 0 else ("new", "old"):
+                yield arm, pair
 
 
 def block_records(requests: int, factor: float, random: np.random.Generator) -> Records:

@@ -39,7 +39,16 @@ def add_commands(commands: Any) -> None:
     compare.add_argument("--warm-s", type=float, default=5.0, help="seconds of load before them (default: 5)")
     compare.add_argument("--prompt-tokens", type=int, default=24)
     compare.add_argument("--output-tokens", type=int, default=16)
-    compare.add_argument("--fresh", action="store_true", help="start an engine for every block")
+    compare.add_argument(
+        "--fresh", action="store_true", help="start an engine for every block; a pair then has two of each side"
+    )
+    compare.add_argument(
+        "--blocks-per-arm",
+        type=int,
+        default=None,
+        help="blocks of each side in a pair (default: 1; release and --fresh: 2)",
+    )
+    compare.add_argument("--no-canaries", action="store_true", help="do not check that each side answers rightly")
     compare.add_argument(
         "--null-every", type=int, default=4, metavar="PAIRS", help="pairs per pair of the negative control; 0: none"
     )
@@ -97,6 +106,8 @@ def _compare(options: argparse.Namespace) -> int:
         prompt_tokens=options.prompt_tokens,
         output_tokens=options.output_tokens,
         fresh=options.fresh,
+        blocks_per_arm=options.blocks_per_arm,
+        canaries=not options.no_canaries,
         null_every=options.null_every,
         spare_pairs=options.spare_pairs,
         family=options.family,
@@ -108,7 +119,7 @@ def _compare(options: argparse.Namespace) -> int:
     )
     run, comparison = compare(settings, asked, progress=_say)
     _show(comparison)
-    print(f"comparison: {run}")
+    print(f"comparison: {run}/report.html")
     return _exit_code([comparison])
 
 
@@ -126,13 +137,17 @@ def _verdict(options: argparse.Namespace) -> int:
 
 def judge_comparisons(runs: Sequence[Path]) -> int:
     """Judge stored comparisons together, show and keep each verdict, and return the exit code of all."""
-    from harness.judge.comparison import judge_run, judge_together
-    from harness.report.store import write_json
+    from harness.judge.blocks import load_blocks, load_declaration
+    from harness.judge.comparison import judge_blocks
+    from harness.judge.together import judge_together
+    from harness.report.comparison import write_comparison
 
-    together = judge_together([judge_run(run) for run in runs])
-    for run, comparison in zip(runs, together, strict=True):
+    declared = [load_declaration(run) for run in runs]
+    blocks = [load_blocks(run, each) for run, each in zip(runs, declared, strict=True)]
+    together = judge_together([judge_blocks(*pair) for pair in zip(declared, blocks, strict=True)])
+    for run, comparison, measured in zip(runs, together, blocks, strict=True):
         _show(comparison)
-        write_json(run / "verdict.json", comparison.as_json())
+        write_comparison(run, comparison, measured)
     return _exit_code(together)
 
 
@@ -209,6 +224,8 @@ def _show(comparison: Comparison) -> None:
         )
     for name, found in comparison.null.items():
         print(f"  negative control {name}: {found.effect:+.1%} ({found.pairs} pairs)")
+    if comparison.power:
+        print(printable(f"  {comparison.power}"))
     for note in comparison.notes:
         print(printable(f"  note: {note}"))
 

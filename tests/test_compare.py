@@ -21,7 +21,7 @@ from harness.settings import Settings
 from tests.judge.histories import event
 from tests.judge.measured import S, request
 from tests.judge.stored import store_comparison
-from tests.planted import DEFECT, STEP_MS
+from tests.planted import DEFECT, STEP_MS, PlantingStarter
 
 # A machine that others use cannot keep a schedule to the millisecond.
 LENIENT = GateLimits().with_changes(
@@ -39,7 +39,15 @@ LENIENT = GateLimits().with_changes(
         "drifting_ratio": 1,
     }
 )
-TINY_BLOCKS = {"block_s": 0.7, "warm_s": 0.2, "spare_pairs": 0, "null_every": 0, "failure_budget": 0.1, "same": True}
+TINY_BLOCKS = {
+    "block_s": 0.7,
+    "warm_s": 0.2,
+    "spare_pairs": 0,
+    "null_every": 0,
+    "failure_budget": 0.1,
+    "same": True,
+    "canaries": False,
+}
 
 Told = tuple[int, str, str]
 
@@ -107,13 +115,40 @@ def test_failed_gate_makes_it_invalid_and_a_fresh_engine_serves_each_block(tmp_p
     run, comparison = compare(settings, options, progress=lambda _: None)
     assert comparison.answer is Slower.INVALID
     assert re.search(
-        r"1 pairs are void, at most 0 may be \(loader_cpu_ratio; first: .* in block 000-old, limit 0\)",
-        comparison.because,
+        r"1 pairs are void, .* \(loader_cpu_ratio; first: .* in block 000-old, limit 0\)", comparison.because
     )
     assert comparison.finding().verdict == "unknown"
     blocks = [json.loads(path.read_text()) for path in sorted(run.glob("blocks/*/block.json"))]
-    assert [block["incarnation"] for block in blocks] == ["old-1", "new-2"]
-    assert sorted(path.name for path in (run / "logs").iterdir()) == ["new-2.log", "old-1.log"]
+    assert [block["incarnation"] for block in blocks] == ["old-1", "new-2", "new-3", "old-4"]  # A B B A
+    assert len(list((run / "logs").iterdir())) == 4
+
+
+def test_wrong_weights_of_one_side_make_it_invalid_after_one_pair(tmp_path: Path) -> None:
+    options = Options(limits=LENIENT, **{**TINY_BLOCKS, "canaries": True})  # type: ignore[arg-type]
+    settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
+    starter = PlantingStarter({"new-2": {DEFECT: "wrong_answer"}})
+    run, comparison = compare(settings, options, progress=lambda _: None, starter=starter)
+    assert comparison.answer is Slower.INVALID
+    assert re.search(r"wrong_answers is 2 in 4 canaries \(first in block 001-new: off by", comparison.because)
+    blocks = {path.parent.name: json.loads(path.read_text())["canaries"] for path in run.glob("blocks/*/block.json")}
+    assert (blocks["000-old"]["right"], blocks["000-old"]["wrong"]) == (2, 0)
+    assert (blocks["001-new"]["right"], blocks["001-new"]["wrong"]) == (0, 2)
+    assert "invalid" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_side_that_is_wrong_from_its_golden_on_is_refused_before_any_block(tmp_path: Path) -> None:
+    options = Options(
+        limits=LENIENT,
+        new_environment=((DEFECT, "wrong_answer"),),
+        **{**TINY_BLOCKS, "canaries": True},  # type: ignore[arg-type]
+    )
+    settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
+    run, comparison = compare(settings, options, progress=lambda _: None)
+    assert comparison.answer is Slower.INVALID
+    assert comparison.because.startswith('side "new" does not answer rightly: ')
+    assert "our own forward pass" in comparison.because
+    assert not (run / "blocks").exists()
+    assert judge_run(run).because == comparison.because
 
 
 @pytest.mark.parametrize(
@@ -125,6 +160,7 @@ def test_failed_gate_makes_it_invalid_and_a_fresh_engine_serves_each_block(tmp_p
         ({"block_s": float("nan")}, "block_s must be"),
         ({"null_every": -1}, "null_every must be at least 0, got -1"),
         ({"family": 0}, "family must be at least 1"),
+        ({"blocks_per_arm": 0}, "blocks_per_arm must be at least 1, got 0"),
         ({"failure_budget": 1.0}, "failure_budget must be between 0 and 1"),
         ({"profile": "confirm"}, "needs the run it confirms"),
         ({"confirms": Path("x")}, "no other profile takes one"),

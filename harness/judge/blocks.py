@@ -14,11 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, UsageError
+from harness.judge.canaries import Canaries
 from harness.judge.gates import Gate, GateLimits, block_gates, is_drifting
-from harness.judge.paired import Profile, profile_named
+from harness.judge.profiles import Profile, profile_named
 from harness.judge.records import Records
 from harness.judge.slo import Slo
-from harness.judge.windows import FUNCTIONALS, Availability, availability, goodput_ratio, is_coalesced, latencies
+from harness.judge.windows import (
+    FUNCTIONALS,
+    Availability,
+    availability,
+    goodput_ratio,
+    is_coalesced,
+    latencies,
+    spike,
+)
 from harness.observe.history import Event, RequestResult, load_history
 
 DECLARATION = "comparison.json"
@@ -53,6 +62,8 @@ class Declaration:
     slo: Slo | None = None
     confirms: str = ""  # the run whose `yes` this one confirms or not
     limits: GateLimits = field(default_factory=GateLimits)
+    blocks_per_arm: int = 1  # in each pair
+    problems: tuple[str, ...] = ()  # what made it invalid before its first block, such as a side with wrong answers
 
     @property
     def rule(self) -> Profile:
@@ -90,6 +101,8 @@ class Block:
     is_coalesced: bool
     availability: Availability
     goodput: float | None
+    peak_ratio: float | None  # highest 2 s median of the time to first token, as a multiple of the block median
+    canaries: Canaries | None
     schedule_sha256: str
     notes: tuple[str, ...]
 
@@ -125,12 +138,14 @@ def load_declaration(run: Path) -> Declaration:
             Arm(name=str(arm["name"]), key={name: str(arm["key"][name]) for name in KEY_FIELDS})
             for arm in stored["arms"]
         )
+        stored = {"blocks_per_arm": 1, "problems": [], **stored}  # of earlier releases
         known = {name: stored[name] for name in Declaration.__slots__}
         declared = Declaration(
             **{
                 **known,
                 "arms": arms,
                 "gating": tuple(str(name) for name in stored["gating"]),
+                "problems": tuple(str(problem) for problem in stored["problems"]),
                 "slo": None if stored["slo"] is None else Slo(**stored["slo"]),
                 "limits": GateLimits().with_changes(stored["limits"]),
             }
@@ -164,19 +179,22 @@ def load_block(folder: Path, declared: Declaration) -> Block:
         window = records.between(int(stored["window_ns"][0]), int(stored["window_ns"][1]))
         users = window.of_users()
         seen = latencies(users)
+        peak, canaries = spike(users, users), stored.get("canaries")
         return Block(
             number=int(stored["number"]),
             arm=str(stored["arm"]),
             pair=int(stored["pair"]),
             is_null=bool(stored["is_null"]),
             values={name: measure(seen) for name, measure in FUNCTIONALS.items()},
-            counts=window.of_users().counts(),
+            counts=users.counts(),
             gates=block_gates(records, events, stored["report"], limits=declared.limits, where=f"block {folder.name}"),
             events=events,
             is_drifting=is_drifting(users),
             is_coalesced=is_coalesced(users),
             availability=availability(users),
             goodput=None if declared.slo is None else goodput_ratio(users, declared.slo),
+            peak_ratio=None if peak is None else peak.peak_ratio,
+            canaries=None if canaries is None else Canaries.from_json(canaries),
             schedule_sha256=str(stored["schedule_sha256"]),
             notes=tuple(str(note) for note in stored["notes"]),
         )
@@ -207,8 +225,13 @@ def _require_usable(declared: Declaration) -> None:
         ("confirms", str),
         ("started_at", str),
         ("family", int),
+        ("blocks_per_arm", int),
     ):
         if not isinstance(getattr(declared, name), kind):
             raise ValueError(f"{name} is {getattr(declared, name)!r}")
-    if declared.family < 1 or declared.spare_pairs < 0 or not 0 < declared.failure_budget < 1:
-        raise ValueError("family, spare_pairs or failure_budget is out of range")
+    if (
+        min(declared.family, declared.blocks_per_arm) < 1
+        or declared.spare_pairs < 0
+        or not 0 < declared.failure_budget < 1
+    ):
+        raise ValueError("family, blocks_per_arm, spare_pairs or failure_budget is out of range")

@@ -43,6 +43,7 @@ class GateLimits:
     clock_difference: float = 0.02  # median GPU clock of B against that of A
     throttle_difference: float = 0.1  # share of the samples with one throttle reason, B against A
     drifting_ratio: float = 0.2  # of the blocks, in which latency rises or falls steadily
+    wrong_answers: float = 0.0  # canaries that other weights answered than the side was given
 
     def with_changes(self, changes: Mapping[str, float]) -> GateLimits:
         """Return the same limits with some of them changed.

@@ -10,20 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 
 import numpy as np
 
-from harness.errors import UsageError
 from harness.judge.multiplicity import holm
-from harness.judge.records import Floats
+from harness.judge.profiles import LEVEL_FAMILY, POWER, Profile, t_quantile
+from harness.judge.profiles import LEVEL_NO as LEVEL_NO
+from harness.judge.profiles import LEVEL_YES as LEVEL_YES
+from harness.judge.profiles import profile_named as profile_named
+from harness.judge.ranks import rank_interval, rank_p_values, walsh_averages
 
 RANKS_FROM = 12  # pairs; below it the signed ranks are too coarse for the levels that are spent
 INTERVAL = 0.95
-POWER = 0.95
-LEVEL_YES = 0.01
-LEVEL_NO = 0.05
-LEVEL_FAMILY = 0.05  # of a release: over all its comparisons and their metrics
 
 
 class Slower(StrEnum):
@@ -33,51 +31,6 @@ class Slower(StrEnum):
     NO = "no"
     INCONCLUSIVE = "inconclusive"
     INVALID = "invalid"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """How much slower matters, when is looked, and the error probabilities spent at each look."""
-
-    name: str
-    margin: float  # 0.05: up to 5 % slower is not called slower
-    looks: tuple[int, ...]  # pairs
-    alpha_yes: tuple[float, ...]
-    alpha_no: tuple[float, ...]
-
-    @property
-    def level_yes(self) -> float:
-        """Return how probable `yes` is at most when the truth is within the margin."""
-        return sum(self.alpha_yes)
-
-    @property
-    def level_no(self) -> float:
-        """Return how probable `no` is at most when the truth is beyond the margin."""
-        return sum(self.alpha_no)
-
-
-_YES, _NO = (0.002, 0.003, 0.005), (0.01, 0.015, 0.025)
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(name="nightly", margin=0.05, looks=(4, 8, 16), alpha_yes=_YES, alpha_no=_NO),
-        Profile(name="release", margin=0.02, looks=(6, 12, 24), alpha_yes=_YES, alpha_no=_NO),
-        Profile(name="incident", margin=0.15, looks=(4, 8), alpha_yes=(0.004, 0.006), alpha_no=(0.02, 0.03)),
-        # The two halves of a night of many comparisons: nothing is called slower that is not slower twice.
-        Profile(name="screen", margin=0.05, looks=(8,), alpha_yes=(0.02,), alpha_no=(0.05,)),
-        Profile(name="confirm", margin=0.05, looks=(16,), alpha_yes=(0.02,), alpha_no=(0.05,)),
-    )
-}
-
-
-def profile_named(name: str) -> Profile:
-    """Return a profile.
-
-    Raises: UsageError naming those that exist.
-    """
-    if name not in PROFILES:
-        raise UsageError(f'profile "{name}" is unknown; profiles: {", ".join(PROFILES)}')
-    return PROFILES[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +99,8 @@ def decide(differences: Mapping[str, Sequence[float]], profile: Profile, *, fami
     for number, look in enumerate(reached):
         alpha_yes, alpha_no = profile.alpha_yes[number], profile.alpha_no[number]
         seen = {
-            name: evidence(values[:look], profile.margin, alpha_yes=alpha_yes) for name, values in differences.items()
+            name: evidence(values[:look], profile.margin, alpha_yes=alpha_yes / len(differences))
+            for name, values in differences.items()
         }
         for name, found in seen.items():
             # A level spent in parts, as one p-value: it is below the whole level when a part is below its own.
@@ -203,7 +157,7 @@ def _open(metric: MetricVerdict) -> str:
 
 def evidence(differences: Sequence[float], margin: float, *, alpha_yes: float) -> Evidence:
     """Return what these pairs say: Student's t below 12 pairs, signed ranks from there on."""
-    from scipy.stats import t as student  # type: ignore[import-untyped,unused-ignore]
+    from scipy.special import stdtr  # type: ignore[import-untyped,unused-ignore]
 
     d, m = np.asarray(differences, float), math.log1p(margin)
     n = len(d)
@@ -222,12 +176,12 @@ def evidence(differences: Sequence[float], margin: float, *, alpha_yes: float) -
         )
     mean, sd = float(d.mean()), float(d.std(ddof=1))
     scale = sd / math.sqrt(n)
-    q_yes, q_power = _t_quantile(1 - alpha_yes, n - 1), _t_quantile(POWER, n - 1)
+    q_yes, q_power = t_quantile(1 - alpha_yes, n - 1), t_quantile(POWER, n - 1)
     if n < RANKS_FROM:
-        centre, half = mean, _t_quantile((1 + INTERVAL) / 2, n - 1) * scale
+        centre, half = mean, t_quantile((1 + INTERVAL) / 2, n - 1) * scale
         low, high = mean - half, mean + half
         statistic = _ratio(mean - m, scale)
-        p_slower, p_not_slower = float(student.sf(statistic, n - 1)), float(student.cdf(statistic, n - 1))
+        p_slower, p_not_slower = float(stdtr(n - 1, -statistic)), float(stdtr(n - 1, statistic))
     else:
         averages = walsh_averages(d)
         centre = float(np.median(averages))
@@ -245,50 +199,6 @@ def evidence(differences: Sequence[float], margin: float, *, alpha_yes: float) -
         p_not_slower=p_not_slower,
         method="t" if n < RANKS_FROM else "signed ranks",
     )
-
-
-@cache
-def _t_quantile(probability: float, freedom: int) -> float:
-    from scipy.stats import t as student  # type: ignore[import-untyped,unused-ignore]
-
-    return float(student.ppf(probability, freedom))
-
-
-def walsh_averages(d: Floats) -> Floats:
-    """Return the sorted means of all pairs of values, each with itself too; their median is Hodges and Lehmann's estimate."""
-    i, j = np.triu_indices(len(d))
-    return np.sort((d[i] + d[j]) / 2)
-
-
-def rank_interval(averages: Floats, n: int, alpha: float) -> tuple[float, float]:
-    """Return the exact signed-rank interval that misses the centre on either side with probability `alpha` at most."""
-    within = np.flatnonzero(rank_distribution(n) <= alpha)
-    if not within.size:
-        return -math.inf, math.inf
-    cut = int(within[-1])
-    return float(averages[cut]), float(averages[len(averages) - 1 - cut])
-
-
-def rank_p_values(shifted: Floats, n: int) -> tuple[float, float]:
-    """Return the exact one-sided p-values of "the centre is at most zero" and "at least zero" from Walsh averages.
-
-    An average that is zero counts against either rejection.
-    """
-    below_or_at, above_or_at = int((shifted <= 0).sum()), int((shifted >= 0).sum())
-    distribution = rank_distribution(n)
-    return float(distribution[below_or_at]), float(distribution[above_or_at])
-
-
-@cache
-def rank_distribution(n: int) -> Floats:
-    """Return P(W <= w) of the signed-rank statistic of n values, for w from 0 to n (n + 1) / 2."""
-    ways = np.ones(1)
-    for rank in range(1, n + 1):
-        longer = np.zeros(len(ways) + rank)
-        longer[: len(ways)] += ways
-        longer[rank:] += ways
-        ways = longer
-    return np.minimum(np.cumsum(ways) / 2.0**n, 1.0)
 
 
 def _pairs_needed(distance: float, sd: float, q_yes: float) -> int | None:

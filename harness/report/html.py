@@ -69,9 +69,9 @@ class _Log:
     note: str
 
 
-def render(run: RunRecord) -> str:
-    """Return the page of a run, complete or cut, to be saved in the run's directory."""
-    environment = Environment(
+def page_environment() -> Environment:
+    """Return what renders the pages: everything is escaped, and a name that is absent is an error."""
+    return Environment(
         loader=PackageLoader("harness.report"),
         autoescape=True,
         trim_blocks=True,
@@ -79,9 +79,13 @@ def render(run: RunRecord) -> str:
         undefined=StrictUndefined,
         finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
+
+
+def render(run: RunRecord) -> str:
+    """Return the page of a run, complete or cut, to be saved in the run's directory."""
     dots_max = max(200, DOTS_MAX_PAGE // max(1, len(run.scenarios)))
     counts = Counter(record.verdict for record in run.scenarios)
-    return environment.get_template("run.html").render(
+    return page_environment().get_template("run.html").render(
         run=run,
         engine_kind=ENGINE_KINDS.get(run.engine_kind, run.engine_kind),
         sentence=", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict),

@@ -106,6 +106,8 @@ def block(number: int, arm: str, pair: int, factor: float = 1.0, **changes: Any)
         "is_coalesced": False,
         "availability": Availability(good_bins_ratio=1.0, longest_outage_s=0.0, recovered_after_s=0.0, failed_bins=0),
         "goodput": None,
+        "peak_ratio": 1.1,
+        "canaries": None,
         "schedule_sha256": "schedule",
         "notes": (),
         **changes,

@@ -13,9 +13,10 @@ import pytest
 from harness import claims
 from harness.errors import HarnessError, ScenarioInvalid, UsageError
 from harness.judge.blocks import Block, load_blocks, load_declaration
-from harness.judge.comparison import Comparison, judge_blocks, judge_run, judge_together
+from harness.judge.comparison import Comparison, judge_blocks, judge_run
 from harness.judge.gates import GateLimits
 from harness.judge.paired import Slower
+from harness.judge.together import judge_together
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, RequestResult
 from tests.judge.histories import event

@@ -12,16 +12,9 @@ from scipy import stats
 
 from harness.errors import UsageError
 from harness.judge.multiplicity import adjusted, holm
-from harness.judge.paired import (
-    PROFILES,
-    Slower,
-    decide,
-    evidence,
-    profile_named,
-    rank_distribution,
-    rank_interval,
-    walsh_averages,
-)
+from harness.judge.paired import Slower, decide, evidence
+from harness.judge.profiles import PROFILES, profile_named
+from harness.judge.ranks import rank_distribution, rank_interval, walsh_averages
 from tests.judge.measured import noisy
 
 NIGHTLY = PROFILES["nightly"]
