@@ -17,6 +17,7 @@ from harness.observe.golden import (
     GoldenRequest,
     canary_prompts,
     choose_pair,
+    deep_prompt,
     golden_key,
     mean_difference,
     measure_golden,
@@ -45,16 +46,18 @@ class Goldens:
         self._known: dict[str, Golden] = {}
         self._measured: list[str] = []
 
-    def pair(self, old: Path, new: Path, launch: Launch) -> GoldenPair:
+    def pair(self, old: Path, new: Path, launch: Launch, *, deep_tokens: int = 0) -> GoldenPair:
         """Return the known-good answers of both checkpoints for prompts that tell them apart.
 
+        With `deep_tokens` also those to one prompt of that length, which is asked through the prefix cache.
         Raises: GoldenUnusable; EngineNotReady when the engine does not start on an undamaged checkpoint.
         """
         vocabulary = int(read_checkpoint(old).config["vocab_size"])
 
         def measure(attempt: int) -> GoldenPair:
             prompts = canary_prompts(vocabulary, seed=self._seed, attempt=attempt)
-            return GoldenPair(*(self._golden(source, prompts, vocabulary, launch) for source in (old, new)))
+            deep = deep_prompt(vocabulary, seed=self._seed, length=deep_tokens) if deep_tokens else None
+            return GoldenPair(*(self._golden(source, prompts, vocabulary, launch, deep) for source in (old, new)))
 
         measured_before = len(self._measured)
         pair, warnings = choose_pair(measure)
@@ -70,15 +73,18 @@ class Goldens:
         Raises: GoldenUnusable; EngineNotReady when the engine does not start on it.
         """
         vocabulary = int(read_checkpoint(source).config["vocab_size"])
-        return self._golden(source, canary_prompts(vocabulary, seed=self._seed), vocabulary, launch)
+        return self._golden(source, canary_prompts(vocabulary, seed=self._seed), vocabulary, launch, None)
 
-    def _golden(self, source: Path, prompts: TokenRows, vocabulary: int, launch: Launch) -> Golden:
+    def _golden(
+        self, source: Path, prompts: TokenRows, vocabulary: int, launch: Launch, deep: tuple[int, ...] | None
+    ) -> Golden:
         request = GoldenRequest(
             source=source,
             weights_id=weights_id(source),
             launch=replace(launch, checkpoint_root=source.parent, checkpoint_name=source.name),
             prompts=prompts,
             vocabulary_size=vocabulary,
+            deep=deep,
         )
         key = golden_key(self._identity, request)
         if key not in self._known:
