@@ -19,6 +19,7 @@ from harness.ground import LIVE, Ground
 from harness.guards import preflight, publish, purge
 from harness.guards.canary import Answer
 from harness.observe.history import EventKind
+from harness.reload import InPlace
 from harness.scenario import Guard, Mode
 from harness.service import Service
 
@@ -40,7 +41,7 @@ class Operations:
     def prepare(self) -> None:
         """Lay out the old checkpoint where the engine reads it, and damage a private copy of the new one."""
         ground = self.ground
-        self.root.mkdir(parents=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         if self._publish_fault is None:
             publish.publish(ground.old, self.root, name=LIVE)
         else:
@@ -125,7 +126,9 @@ class Operations:
         if ground.launch.weight_cache is not None:
             self._purge()
         gated = ground.mode is Mode.GUARDED
-        completed = not refused and self._roll(ground.launch, self._rollout, gated=gated, is_faulty=False)
+        completed = not refused and self._roll(
+            ground.launch, self._rollout.as_remedy(beside=gated), gated=gated, is_faulty=False
+        )
         self._is_remedied = completed
         self._event(EventKind.REMEDY_ENDED, what="rollout of the undamaged checkpoint", completed=completed, because="")
         self._undone = refused
@@ -166,7 +169,7 @@ class Operations:
     @property
     def root(self) -> Path:
         """Return the directory that is mounted into engines."""
-        return self.ground.work / "checkpoints"
+        return self.ground.launch.checkpoint_root
 
     @property
     def live(self) -> Path:
@@ -227,6 +230,8 @@ class Operations:
         """Start an engine for the new checkpoint and admit traffic to it; say whether that came about."""
         service = self.service
         before = service.serving
+        if rollout.how is How.RELOAD and before is not None:
+            return self._reload(before, rollout, gated=gated)
         if rollout.how is How.RESTART and before is not None:
             service.stop(before, how="rollout")
         if self._is_guarded_by(Guard.PURGE_CACHE):
@@ -254,6 +259,21 @@ class Operations:
         service.admit(engine)
         service.replace(before)
         return True
+
+    def _reload(self, engine: Engine, rollout: Rollout, *, gated: bool) -> bool:
+        """Let the engine that serves read its weights again; say whether the rollout came about."""
+        for acting in self._acting:
+            self._record(acting.state())
+        scenario = self.ground.scenario
+        claimed = {claim.name for claim in (*scenario.unguarded, *scenario.guarded)}
+        in_place = InPlace(
+            service=self.service,
+            rollout=rollout,
+            wants_checksums="checksums_trusted" in claimed,
+            wants_requests_under_way="answers_unmixed" in claimed,
+        )
+        self._refused = in_place.roll(engine, is_gated=gated)
+        return not self._refused
 
     def _record(self, injected: Injected) -> None:
         self._event(

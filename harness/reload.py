@@ -85,7 +85,7 @@ class InPlace:
         if self.wants_checksums:
             checksums.append(api.checksums())
         failed = [reply for reply in calls if not reply.is_ok]
-        because = "; ".join(f"{reply.call} was answered {reply.status or 'nothing'}: {reply.said}" for reply in failed)
+        because = "; ".join(f"{reply.call} answered {reply.status or 'nothing'}: {reply.said}" for reply in failed)
         self._event(
             EventKind.RELOAD_ENDED,
             incarnation=engine.incarnation,

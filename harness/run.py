@@ -13,13 +13,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness import sweep, watchdog
+from harness import reuse, sweep, watchdog
 from harness.checkpoint.manifest import read_checkpoint
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
+from harness.engine.dev_api import reloadable
 from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.rollout import How
 from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, weight_cache_of
@@ -44,6 +46,7 @@ from harness.settings import Settings
 from harness.timeline import Timeline
 
 POLL_S = 0.1
+DEEP_TOKENS = 200  # of a prompt that fills a block of the KV cache: 128 tokens on a CPU, 16 on a GPU
 STOP_LIMIT_S = 20.0
 SMOLLM2_FINE_TUNE_SEED = 2
 MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
@@ -142,17 +145,28 @@ class Run:
         """
         scenario = self._with_models(scenario)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
+        if reuse.can_share(ground):
+            ground = replace(
+                ground, launch=replace(ground.launch, checkpoint_root=self.work / "shared" / "checkpoints")
+            )
         service = Service(ground)
         operations = Operations(ground, service)
         try:
             operations.prepare()
-            if ground.launch.weight_cache is not None:
-                operations.start_old()
+            running = self._handover.take(ground)
+            if ground.launch.weight_cache is not None or scenario.rollout.how is How.RELOAD:
+                operations.start_old(running)
             operations.publish_new()
             operations.start_rollout()
             for _ in range(RIGHT_FOR_HARMLESS):
                 if service.serving is not None:
-                    service.answers_from(service.serving, Answer.NEW)
+                    service.answers_from(service.serving, Answer.NEW if operations.rollout_succeeded else Answer.OLD)
+            if reuse.can_share(ground) and operations.rollout_succeeded:
+                reloaded = service.give_away()
+                if reloaded is not None and reuse.take_back(reloaded, ground, operations.root):
+                    self._handover.hold(reloaded, ground, source=ground.old)
+                elif reloaded is not None:
+                    reloaded.stop()
         finally:
             operations.stop_all()
             self._release_ground(ground, place)
@@ -178,8 +192,11 @@ class Run:
             max_model_len=self.settings.max_model_len,
             extra_arguments=self.settings.engine_arguments,
         )
+        deep_tokens = 0
+        if scenario.reloads:
+            launch_base, deep_tokens = reloadable(launch_base), min(DEEP_TOKENS, launch_base.max_model_len - 16)
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
-        goldens = self._goldens.pair(old, new, launch_base)
+        goldens = self._goldens.pair(old, new, launch_base, deep_tokens=deep_tokens)
         golden_s = seconds_between(begun, now_ns())
         known = load_expectations(self.expectations, self.identity.label).get(scenario.name)
         context = Context(

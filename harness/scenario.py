@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from harness.checkpoint.models import ModelSource
-from harness.engine.rollout import Rollout, blue_green, restart
+from harness.engine.rollout import How, Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
 from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
 from harness.judge.claim import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
@@ -114,7 +114,7 @@ class Scenario:
             object.__setattr__(self, "about", _docstring_of_caller())
         wrong = [
             *([] if self.name.isidentifier() else ["its name must be an identifier"]),
-            *([] if self.faults else ["it injects no fault"]),
+            *([] if self.faults or self.reloads else ["it injects no fault"]),  # a reload is one by itself
             *([] if self.unguarded and self.guarded else ["it claims nothing in one of its modes"]),
             *([] if self.limit_s > 0 else [f"limit_s must be positive, got {self.limit_s:g}"]),
             *self._timeline_problems(),
@@ -145,11 +145,18 @@ class Scenario:
             for fault in self.faults
             if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault | StartRace)
         ]
+        if self.reloads and any(isinstance(fault, LaunchFault | CacheFault | StartRace) for fault in self.faults):
+            problems.append("an engine that reloads is not started: faults of launch, cache and start cannot act")
         for kind, what in ((PublishFault, "publish"), (CacheFault, "cache")):
             count = sum(isinstance(fault, kind) for fault in self.faults)
             if count > 1:
                 problems.append(f"{count} {what} faults, at most one is possible")
         return problems
+
+    @property
+    def reloads(self) -> bool:
+        """Say whether an engine is given other weights while it runs, in either mode."""
+        return How.RELOAD in (self.rollout.how, self.guarded_rollout.how)
 
     def at_rate(self, rate_rps: float) -> Scenario:
         """Return the same scenario at another request rate, with its times changed so that as many requests fit."""

@@ -8,6 +8,7 @@ port can replace, zero or pause the model. The harness opens them in scenarios t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,9 @@ from harness.guards.engine_api import EngineApi, Refused
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
 PREFIX_CACHING = "--enable-prefix-caching"
 SAID_CHARACTERS_MAX = 300
+_CAUSE = re.compile(
+    r"Worker failed with error '(.*)', please check the stack trace"
+)  # what vLLM wraps a worker's words in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +104,13 @@ class DevApi(EngineApi):
             status, text = refused.status, refused.text
         except (OSError, ValueError) as error:
             status, text = 0, f"{type(error).__name__}: {error}"
+        answered = _object(text)
         return Reply(
             call=name or path.partition("?")[0].removeprefix("/"),
             status=status,
             took_s=seconds_between(started_ns, now_ns()),
-            said=" ".join(text.split())[:SAID_CHARACTERS_MAX],
-            body=_object(text),
+            said=_said(text, answered)[:SAID_CHARACTERS_MAX],
+            body=answered,
         )
 
 
@@ -115,6 +120,15 @@ def reloadable(launch: Launch) -> Launch:
     if not {PREFIX_CACHING, "--no-enable-prefix-caching"} & set(arguments):
         arguments = (*arguments, PREFIX_CACHING)
     return replace(launch, extra_arguments=arguments, environment=(*launch.environment, DEV_MODE))
+
+
+def _said(text: str, body: Mapping[str, Any]) -> str:
+    """Return the message of an error, or the whole answer in one line."""
+    error = body.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    said = " ".join(str(message or text).split())
+    cause = _CAUSE.search(said)
+    return cause[1] if cause else said
 
 
 def _object(text: str) -> dict[str, Any]:

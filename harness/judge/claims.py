@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
-from harness.judge import answers, own_answers
+from harness.judge import answers, live_answers, own_answers
 from harness.judge.claim import PAIRED_ONLY, Claim, Context, Judgement
 from harness.judge.moments import Layer, Window
 from harness.judge.verdict import Finding, Verdict
@@ -73,6 +73,16 @@ def latency_not_regressed(*, profile: str = "nightly") -> Claim:
         raise ScenarioInvalid(f"{PAIRED_ONLY}: {error}") from None
 
 
+def answers_unmixed() -> Claim:
+    """Claim that no answer that was under way at a reload has tokens of both checkpoints."""
+    return Claim("answers_unmixed")
+
+
+def checksums_trusted() -> Claim:
+    """Claim that the checksum endpoint told a reload: the digest of every parameter changed with its bytes."""
+    return Claim("checksums_trusted")
+
+
 def faults_proved() -> Claim:
     """Claim that every fault proved itself (added to every scenario)."""
     return Claim("faults_proved")
@@ -111,6 +121,8 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     "recovered": answers.recovered,
     "latency_back_in_band": answers.latency_back_in_band,
     PAIRED_ONLY: answers.latency_not_regressed,
+    "answers_unmixed": live_answers.answers_unmixed,
+    "checksums_trusted": live_answers.checksums_trusted,
     "faults_proved": own_answers.faults_proved,
     "healthy_before": own_answers.healthy_before,
     "load_valid": own_answers.load_valid,

@@ -13,6 +13,12 @@ LAG_LIMIT_MS = 250.0  # beyond it the generator, not the engine, made the latenc
 def faults_proved(history: History, context: Context) -> Judgement:
     """Look for the proof of every declared fault."""
     injected = history.of(EventKind.FAULT_INJECTED)
+    if (
+        not injected
+        and not context.faults
+        and history.first(EventKind.RELOAD_STARTED, EventKind.GUARD_REFUSED) is not None
+    ):
+        return Verdict.HELD, "no fault was declared: what a reload by itself does is looked at", ()
     if not injected:
         return Verdict.UNKNOWN, "no fault was injected", ()
     absent = [fault for fault in context.faults if fault not in {event.data["fault"] for event in injected}]

@@ -73,6 +73,14 @@ def test_refusal_is_a_reply_without_the_key(api: DevApi) -> None:
     assert reply.as_json()["status"] == 500
 
 
+def test_words_of_a_worker_are_unwrapped(api: DevApi) -> None:
+    wrapped = (
+        "Call failed: Worker failed with error 'no tensor 'x'', please check the stack trace above for the root cause"
+    )
+    Answering.answer = (500, json.dumps({"error": {"message": wrapped}}).encode())
+    assert api.reload_weights().said == "no tensor 'x'"
+
+
 def test_success_that_is_denied_in_the_body_is_none(api: DevApi) -> None:
     Answering.answer = (200, b'{"success": false}')
     assert not api.reset_prefix_cache().is_ok

@@ -1,0 +1,146 @@
+"""A reload in place, end to end on the reference engine: good ones do no harm, and each planted defect is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness import Guard, Scenario, claims, faults, rollout
+from harness.engine.rollout import How
+from harness.errors import ScenarioInvalid
+from harness.judge.claim import Claim, Context
+from harness.judge.claims import JUDGES
+from harness.judge.moments import Detection, Layer
+from harness.judge.verdict import Verdict
+from harness.observe.history import EventKind, History, load_history
+from harness.scenario import Mode
+from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, short
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+CONTEXT = Context(scenario="s", engine_label="reference-1")
+SAFELY = rollout.reload_in_place(ready_limit_s=30.0)
+CARELESSLY = rollout.reload_in_place(reset_prefix_cache=False, pause=False, ready_limit_s=30.0)
+CLAIMED = (claims.answers_unmixed(), claims.checksums_trusted())
+
+Record = Callable[..., tuple[list[Detection], list[History]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep checkpoints and known-good answers of these tests to themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def reload(
+    name: str, *injected: faults.Fault, how: rollout.Rollout = SAFELY, claimed: Sequence[Claim] = CLAIMED
+) -> Scenario:
+    return short(name, *injected, claims=tuple(claimed), rollout=how, guarded_rollout=how)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Give a function that records reloads without load, all in one run, on engines with planted defects."""
+
+    def play(*scenarios: Scenario, planted: Planted | None = None) -> tuple[list[Detection], list[History]]:
+        starter = PlantingStarter(planted or {})
+        with run_on(starter, tmp_path) as run:
+            seen = [run.start_only(scenario, number) for number, scenario in enumerate(scenarios, start=1)]
+        return [detected for detected, _ in seen], [load_history(place / "history.jsonl") for _, place in seen]
+
+    return play
+
+
+def judged(claim: Claim, history: History) -> Verdict:
+    return JUDGES[claim.name](history, CONTEXT, **claim.parameters)[0]
+
+
+def starts(history: History) -> list[str]:
+    """Return the incarnations that were really started: not those taken over."""
+    events = history.of(EventKind.ENGINE_STARTING)
+    return [e.data["incarnation"] for e in events if "handed_on" not in e.data["launch"]]
+
+
+def test_good_reloads_do_no_harm_and_share_one_engine_with_others_that_it_survives(record: Record) -> None:
+    good = reload("good")
+    refused = reload("refused", faults.drop_tensor(DOWN))
+    detected, histories = record(good, good, refused, good)
+    assert [seen.layer for seen in detected] == [Layer.HARMLESS, Layer.HARMLESS, Layer.STARTUP, Layer.HARMLESS]
+    assert [len(starts(history)) for history in histories] == [1, 0, 0, 1]  # what refused is not used again
+    assert judged(claims.answers_unmixed(), histories[0]) is Verdict.HELD
+    assert judged(claims.checksums_trusted(), histories[1]) is Verdict.HELD
+    assert "missing_tensor" in detected[2].because
+    assert "went on serving" in detected[2].because
+    pause, *_, resume = histories[0].of(EventKind.RELOAD_ENDED)[0].data["calls"]
+    assert (pause["call"], resume["call"]) == ("pause", "resume")
+
+
+@pytest.mark.parametrize(
+    ("defect", "injected", "how", "layer", "said"),
+    [
+        ("keeps_prefix_cache", (), CARELESSLY, Layer.CANARY, "the KV cache is stale"),
+        ("reload_ignores_missing_tensor", (faults.drop_tensor(DOWN),), SAFELY, Layer.CANARY, "neither"),
+        ("dies_after_failed_reload", (faults.drop_tensor(DOWN),), SAFELY, Layer.STARTUP, "then: a canary"),
+        ("checksums_of_nothing", (), SAFELY, Layer.HARMLESS, "right"),
+    ],
+)
+def test_planted_defect_is_noticed(
+    record: Record, defect: str, injected: tuple[faults.Fault, ...], how: rollout.Rollout, layer: Layer, said: str
+) -> None:
+    claimed = (claims.checksums_trusted(),)  # nothing is under way: the strict engine would refuse
+    (seen,), (history,) = record(
+        reload("defective", *injected, how=how, claimed=claimed), planted={"old-1": {DEFECT: defect}}
+    )
+    assert (seen.layer, said in seen.because) == (layer, True), seen.because
+    if defect == "checksums_of_nothing":
+        assert judged(claims.checksums_trusted(), history) is Verdict.BROKEN
+
+
+def test_answers_under_way_are_mixed_by_an_engine_that_reloads_under_them_and_not_by_the_strict_one(
+    record: Record,
+) -> None:
+    unpaused = reload("unpaused", how=rollout.reload_in_place(pause=False, ready_limit_s=30.0))
+    (strict,), _ = record(unpaused)
+    assert strict.layer is Layer.STARTUP
+    assert "pause first" in strict.because
+    (mixing,), (history,) = record(unpaused, planted={"old-1": {DEFECT: "reloads_under_requests"}})
+    assert mixing.layer is Layer.CANARY
+    assert "tokens of both checkpoints" in mixing.because
+    assert judged(claims.answers_unmixed(), history) is Verdict.BROKEN
+
+
+def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_path: Path) -> None:
+    scenario = short(
+        "gated",
+        faults.drop_tensor(DOWN),
+        claims=(claims.detected_by("canary"), claims.recovered(within_s=20.0)),
+        rollout=SAFELY,
+        guarded_rollout=SAFELY,
+        guards=(Guard.CANARY_GATE,),
+    )
+    starter = PlantingStarter({"old-1": {DEFECT: "reload_ignores_missing_tensor"}})
+    with run_on(starter, tmp_path) as run:
+        seen = run.scenario(scenario, Mode.GUARDED)
+        good, place = run.start_only(reload("good"), 1)  # which takes no engine that reads elsewhere
+    assert good.layer is Layer.HARMLESS
+    assert len(starts(load_history(place / "history.jsonl"))) == 1
+    require(
+        seen, detected_by=Verdict.HELD, recovered=Verdict.HELD, faults_proved=Verdict.HELD, faults_undone=Verdict.HELD
+    )
+    stopped = seen.history.of(EventKind.ENGINE_STOPPED)[0].data
+    assert (stopped["incarnation"], stopped["how"]) == ("old-1", "refused by the canary gate")
+    assert seen.history.of(EventKind.REMEDY_ENDED)[0].data["completed"]
+
+
+def test_faults_of_a_start_cannot_act_in_a_reload() -> None:
+    with pytest.raises(ScenarioInvalid, match="an engine that reloads is not started"):
+        reload("launched", faults.launch_dtype("float16"))
+
+
+def test_remedy_of_a_reload_is_a_start() -> None:
+    assert SAFELY.as_remedy(beside=False).how is How.RESTART
+    assert SAFELY.as_remedy(beside=True).how is How.BLUE_GREEN
+    assert rollout.blue_green().as_remedy(beside=False).how is How.BLUE_GREEN
