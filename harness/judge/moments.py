@@ -18,6 +18,7 @@ from harness.judge.reloads import expected_answers as expected_answers
 from harness.judge.reloads import is_right as is_right
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
 
+AFTERMATH_CHARACTERS_MAX = 160
 RIGHT_IN_A_ROW = 3  # canaries that must be right, one after the other, before service counts as recovered
 WITNESSES_S = 3.0  # how much later than the first sign of an incident a cheaper one still counts
 RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
@@ -204,7 +205,7 @@ def _aftermath(first: Detection, signs: Sequence[Detection], history: History) -
     later = [sign for sign in signs if sign is not first]
     if not later:
         return "; it went on serving"
-    return f"; then: {min(later, key=lambda sign: sign.at_ns or 0).because}"
+    return f"; then: {min(later, key=lambda sign: sign.at_ns or 0).because[:AFTERMATH_CHARACTERS_MAX]}"
 
 
 def _event_sign(event: Event, expected: dict[str, Expected]) -> list[Detection]:
