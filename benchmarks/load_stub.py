@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import Deadline, poll_until
-from harness.load.driver import LoadDriver, LoadReport
+from harness.load.driver import LoadDriver
 from harness.load.plan import LoadPlan, make_plan
+from harness.load.report import LoadReport
 from harness.load.shape import LoadShape
 from harness.observe.history import Request
 

@@ -15,8 +15,9 @@ from harness.checkpoint.models import default_cache, tiny_llama
 from harness.engine.engine import Engine
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.guards.canary import LogprobRows, TokenRows, complete, prompt_logprobs_of, request_body
-from harness.load.driver import LoadDriver, LoadReport
+from harness.load.driver import LoadDriver
 from harness.load.plan import make_plan
+from harness.load.report import LoadReport
 from harness.load.shape import LoadShape, steady
 from harness.observe.golden import canary_prompts
 from harness.observe.history import Request

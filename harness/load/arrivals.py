@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from random import Random
@@ -11,6 +12,7 @@ from random import Random
 from harness.load.shape import LoadShape, Profile
 
 SHARE_MIN = 1e-9  # of the nominal rate
+BUSY_S = 5.0  # the planned rates are those of the busiest stretch of this length
 
 
 def arrival_times(shape: LoadShape, random: Random, *, horizon_s: float, exactly: int | None = None) -> list[float]:
@@ -43,6 +45,19 @@ def even_times(rate_rps: float, horizon_s: float) -> list[float]:
     if rate_rps <= 0:
         return []
     return [round(number / rate_rps, 6) for number in range(math.ceil(horizon_s * rate_rps))]
+
+
+def busiest_per_s(arrivals: Iterable[tuple[float, int]]) -> tuple[float, float]:
+    """Return the requests and the events (tokens) per second of the busiest five seconds of (seconds, tokens)."""
+    requests, events = Counter[int](), Counter[int]()
+    last_s = 0.0
+    for at_s, tokens in arrivals:
+        stretch = int(at_s // BUSY_S)
+        requests[stretch] += 1
+        events[stretch] += tokens
+        last_s = max(last_s, at_s)
+    stretch_s = min(BUSY_S, max(last_s, 1.0))
+    return max(requests.values()) / stretch_s, max(events.values()) / stretch_s
 
 
 def _points(shape: LoadShape, random: Random) -> Iterator[float]:

@@ -11,9 +11,9 @@ import errno
 import select
 import socket
 
-import gevent.socket
 from gevent.monkey import get_original
 
+from harness.load.stamps import StampedSocket
 from harness.observe.history import RequestResult
 
 UNREACHABLE_ERRORS = frozenset(
@@ -29,9 +29,9 @@ class IdleConnections:
 
     def __init__(self) -> None:
         self.closed_while_idle = 0
-        self._idle: dict[Address, list[gevent.socket.socket]] = {}
+        self._idle: dict[Address, list[StampedSocket]] = {}
 
-    def take(self, address: Address) -> gevent.socket.socket | None:
+    def take(self, address: Address) -> StampedSocket | None:
         """Return a connection on which nothing was sent or closed since its last answer, if there is one."""
         idle = self._idle.get(address, [])
         while idle:
@@ -42,7 +42,7 @@ class IdleConnections:
             connection.close()
         return None
 
-    def keep(self, address: Address, connection: gevent.socket.socket) -> None:
+    def keep(self, address: Address, connection: StampedSocket) -> None:
         """Keep a connection whose answer was read to its end."""
         self._idle.setdefault(address, []).append(connection)
 
@@ -54,7 +54,7 @@ class IdleConnections:
         self._idle.clear()
 
 
-def _has_news(connection: gevent.socket.socket) -> bool:
+def _has_news(connection: StampedSocket) -> bool:
     poll = _poll()
     poll.register(connection.fileno(), select.POLLIN)  # hang-up and error are always reported
     return bool(poll.poll(0))

@@ -6,62 +6,27 @@ process can only follow so many streams. All of them count from the same start; 
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.clock import NS_PER_S, now_ns
 from harness.errors import LoadBroken
+from harness.load.capacity import Capacity, capacity_here
 from harness.load.child import END_LIMIT_S, LoaderChild
-from harness.load.plan import LoadPlan, choose_loaders
+from harness.load.loaders import choose_loaders
+from harness.load.plan import LoadPlan
+from harness.load.report import Heartbeat, LoadReport, summary
 from harness.load.sse import endpoint_address
-from harness.observe.history import Request, RequestResult, request_from_json
+from harness.load.tail import Tail
+from harness.observe.history import Request, request_from_json
 
 START_LIMIT_S = 60.0
-TAIL_EVERY_S = 0.02
 LEAD_S = 0.1  # between the start command and the common start, for each loader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """What one loader says of itself once per second; everything counts since the heartbeat before."""
-
-    loader: int
-    at_ns: int
-    dispatched: int
-    ended: int
-    in_flight: int  # now
-    lag_ms_max: float  # dispatch minus planned start
-    loop_lag_ms_p99: float  # how late a timer of 5 ms was
-    loop_lag_ms_max: float
-    cpu_ratio: float  # of one core
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """How well the loaders kept the plan; latencies say nothing unless they did. Of several loaders the worst counts."""
-
-    planned: int  # arrivals due until the stop
-    recorded: int
-    dropped: int  # beyond the in-flight limit
-    late: int  # taken up too late to be sent
-    lag_ms_p50: float  # dispatch minus planned start
-    lag_ms_p99: float
-    lag_ms_max: float
-    loop_lag_ms_p99: float  # how late a timer of 5 ms was
-    loop_lag_ms_max: float
-    cpu_ratio: float  # of one core
-    cpu_ratio_max: float  # in any second
-    achieved_ratio: float  # sent by the stop, of those due
-    closed_while_idle: int  # kept connections that the engine closed before they were used again: no failure
-    loaders: int
-    exit_code: int
 
 
 class LoadDriver:
@@ -69,6 +34,7 @@ class LoadDriver:
 
     `on_request` is called on a thread of the driver, once per arrival, in order of their ends as far as several loaders
     have one; `on_heartbeat` on the same thread, once per second and loader.
+    `capacity` is what one loader is given at most; None: what was measured here, else fixed figures.
     Raises: ScenarioInvalid when the plan is more than its loaders can keep.
     """
 
@@ -84,9 +50,11 @@ class LoadDriver:
         on_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
         run_label: str,
         web_ui: bool = False,
+        capacity: Capacity | None = None,
     ) -> None:
         self.plan = plan
-        self.loaders = choose_loaders(plan, cores=len(cpus) or os.cpu_count() or 1)
+        cores = len(cpus) or os.cpu_count() or 1
+        self.loaders = choose_loaders(plan, cores=cores, capacity=capacity or capacity_here())
         self.web_ui_urls: tuple[str, ...] = ()  # of locust's own pages, one per loader; for people
         self._directory = directory
         self._api_key = api_key
@@ -97,13 +65,11 @@ class LoadDriver:
         self._run_label = run_label
         self._web_ui = web_ui
         self._children: list[LoaderChild] = []
-        self._tailer: threading.Thread | None = None
-        self._all_written = threading.Event()
+        self._tail: Tail | None = None
         self._lock = threading.Lock()
         self._delivered = 0
         self._lag_ms = array("d")
         self._cpu_ratio_max = 0.0
-        self._callback_error: Exception | None = None
         self._start_ns: int | None = None
         self._report: LoadReport | None = None
 
@@ -166,22 +132,21 @@ class LoadDriver:
         end_limit_s = self.plan.shape.limits.total_s + limit_s
         ended: list[dict[str, Any]] = [child.news("ended", limit_s=end_limit_s) for child in self._children]
         codes = [child.wait(limit_s) for child in self._children]
-        self._all_written.set()
-        if self._tailer is not None:
-            self._tailer.join(limit_s)
+        if self._tail is not None:
+            self._tail.finish(limit_s)
         planned = [
             self.plan.due(self._start_ns, stop_ns, loader=child.number, loaders=self.loaders)
             for child, stop_ns in zip(self._children, stops_ns, strict=True)
         ]
-        if self._callback_error is not None:
-            raise self._broken(f"a record could not be handed on: {self._callback_error}") from self._callback_error
+        if self._tail is not None and self._tail.error is not None:
+            raise self._broken(f"a record could not be handed on: {self._tail.error}") from self._tail.error
         recorded = [int(each["recorded"]) for each in ended]
         if any(codes) or planned != recorded or sum(planned) != self._delivered:
             raise self._broken(
                 f"{sum(planned)} arrivals were due, the loaders recorded {sum(recorded)}, exit codes {codes}"
             )
         self.close()
-        self._report = self._summary(planned=sum(planned), ended=ended)
+        self._report = summary(ended, planned=sum(planned), lag_ms=self._lag_ms, cpu_ratio_max=self._cpu_ratio_max)
         return self._report
 
     def close(self) -> None:
@@ -189,9 +154,8 @@ class LoadDriver:
         with ExitStack() as stack:
             for child in self._children:
                 stack.callback(child.kill)
-        self._all_written.set()
-        if self._tailer is not None and self._tailer is not threading.current_thread():
-            self._tailer.join(END_LIMIT_S)
+        if self._tail is not None:
+            self._tail.finish(END_LIMIT_S)
 
     def _spawn(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -211,8 +175,8 @@ class LoadDriver:
                     web_ui=self._web_ui,
                 )
             )
-        self._tailer = threading.Thread(target=self._tail, name="load-tail", daemon=True)
-        self._tailer.start()
+        files = [(child.heartbeats_path, self._deliver_heartbeat) for child in self._children]
+        self._tail = Tail([*files, *((child.records_path, self._deliver) for child in self._children)])
 
     def _ask(self, do: str, **fields: Any) -> list[dict[str, Any]]:
         """Send one command to every loader and return their acknowledgements."""
@@ -226,37 +190,6 @@ class LoadDriver:
             except LoadBroken as error:
                 raise self._broken(str(error)) from error
 
-    def _tail(self) -> None:
-        """Hand on every whole line of the record files and heartbeats, until all are written and read."""
-        with ExitStack() as stack:
-            tails = [
-                (stack.enter_context(path.open("rb")), deliver, bytearray())
-                for child in self._children
-                for path, deliver in (
-                    (child.heartbeats_path, self._deliver_heartbeat),
-                    (child.records_path, self._deliver),
-                )
-            ]
-            while True:
-                is_last = self._all_written.is_set()
-                seen = 0
-                for file, deliver, rest in tails:
-                    *lines, tail = (bytes(rest) + file.read()).split(b"\n")
-                    rest[:] = tail
-                    for line in lines:
-                        self._hand_on(deliver, line)
-                    seen += len(lines)
-                if is_last:
-                    return
-                if not seen:
-                    self._all_written.wait(TAIL_EVERY_S)
-
-    def _hand_on(self, deliver: Callable[[Any], None], line: bytes) -> None:
-        try:
-            deliver(json.loads(line))
-        except Exception as error:  # raised again by stop(): a record that nobody saw must not go unnoticed
-            self._callback_error = self._callback_error or error
-
     def _deliver(self, fields: Any) -> None:
         request = request_from_json(fields)
         if request.dispatched_ns is not None:
@@ -268,36 +201,6 @@ class LoadDriver:
         heartbeat = Heartbeat(**fields)
         self._cpu_ratio_max = max(self._cpu_ratio_max, heartbeat.cpu_ratio)
         self._on_heartbeat(heartbeat)
-
-    def _summary(self, *, planned: int, ended: list[dict[str, Any]]) -> LoadReport:
-        lags = sorted(self._lag_ms)
-
-        def lag(q: float) -> float:
-            return lags[min(len(lags) - 1, int(q * len(lags)))] if lags else 0.0
-
-        def total(name: str) -> int:
-            return sum(int(each[name]) for each in ended)
-
-        def worst(name: str) -> float:
-            return max(float(each[name]) for each in ended)
-
-        return LoadReport(
-            planned=planned,
-            recorded=total("recorded"),
-            dropped=total(RequestResult.DROPPED),
-            late=total(RequestResult.LATE),
-            lag_ms_p50=lag(0.5),
-            lag_ms_p99=lag(0.99),
-            lag_ms_max=lag(1.0),
-            loop_lag_ms_p99=worst("loop_lag_ms_p99"),
-            loop_lag_ms_max=worst("loop_lag_ms_max"),
-            cpu_ratio=worst("cpu_ratio"),
-            cpu_ratio_max=max(self._cpu_ratio_max, worst("cpu_ratio")),
-            achieved_ratio=total("on_time") / planned if planned else 1.0,
-            closed_while_idle=total("closed_while_idle"),
-            loaders=self.loaders,
-            exit_code=0,
-        )
 
     def _broken(self, because: str) -> LoadBroken:
         due = 0 if self._start_ns is None else self.plan.due(self._start_ns, now_ns())

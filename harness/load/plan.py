@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,17 +16,13 @@ from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError, ScenarioInvalid
-from harness.load.arrivals import Rate, arrival_times, even_times
+from harness.load.arrivals import Rate, arrival_times, busiest_per_s, even_times
 from harness.load.recorded import TraceRow
 from harness.load.shape import NONCE_TOKENS, LoadShape, RequestLimits, require_positive
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are padding, begin and end in the Llama family
 CANARY_TOKENS = 1  # a canary is judged by the logprobs of its prompt
 ARRIVALS_MAX = 2_000_000
-# What one loader takes with room to spare: about a third of the events, and of the requests, that it can do at all.
-EVENTS_PER_S_PER_LOADER = 5_000
-REQUESTS_PER_S_PER_LOADER = 500
-BUSY_S = 5.0  # the planned rates are those of the busiest stretch of this length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +67,7 @@ class LoadPlan:
 
     def busiest_per_s(self) -> tuple[float, float]:
         """Return the requests and the events (tokens) per second of the busiest stretch of five seconds."""
-        requests, events = Counter[int](), Counter[int]()
-        for arrival in self.arrivals:
-            stretch = int(arrival.at_s // BUSY_S)
-            requests[stretch] += 1
-            events[stretch] += arrival.max_tokens
-        stretch_s = min(BUSY_S, max(self.arrivals[-1].at_s, 1.0))
-        return max(requests.values()) / stretch_s, max(events.values()) / stretch_s
+        return busiest_per_s((arrival.at_s, arrival.max_tokens) for arrival in self.arrivals)
 
     def save(self, path: Path) -> None:
         """Write the plan as JSON, whole or not at all."""
@@ -133,23 +122,22 @@ def make_plan(
     for the nonces, so that no block finds its prompts in a cache that another one filled.
     Raises: ScenarioInvalid when nothing would arrive, too much would, or the prompts cannot be made.
     """
-    require_positive("horizon_s", horizon_s, unit="s")
     prompts = tuple(tuple(prompt) for prompt in canary_prompts)
     if shape.canary_ratio > 0 and not prompts:
         raise ScenarioInvalid(f"canary_ratio is {shape.canary_ratio:g}, but there are no canary prompts to send")
-    _require_countable(shape, horizon_s=horizon_s, exactly=exactly, block=block)
-    times = arrival_times(shape, Random(f"{seed}:times"), horizon_s=horizon_s, exactly=exactly)
-    if not times:
-        raise ScenarioInvalid(
-            f"zero arrivals: no request arrives within horizon_s = {horizon_s:g} s at rate_rps = {shape.rate_rps:g} (seed {seed})"
-        )
+    if block < 0:
+        raise ScenarioInvalid(f"block is {block}: blocks are counted from 0")
+    times = planned_times(shape, seed=seed, horizon_s=horizon_s, exactly=exactly)
     lengths = [(shape.prompt_tokens, shape.output_tokens)] * len(times)
     if shape.trace:
         lengths = [
-            (max(row.prompt_tokens or shape.prompt_tokens, NONCE_TOKENS), row.output_tokens or shape.output_tokens)
+            (
+                max(row.prompt_tokens or shape.prompt_tokens, shape.shared_tokens + NONCE_TOKENS),
+                row.output_tokens or shape.output_tokens,
+            )
             for row in shape.trace[: len(times)]
         ]
-    bodies = _prompts(seed, block, [length for length, _ in lengths], vocabulary_size)
+    bodies = _prompts(shape, seed, block, [length for length, _ in lengths], vocabulary_size)
     kept = shape.keep_alive_ratio
     load = [
         Arrival(
@@ -179,28 +167,14 @@ def make_plan(
     return replace(plan, sha256=_digest(asdict(plan)))
 
 
-def choose_loaders(plan: LoadPlan, *, cores: int) -> int:
-    """Return how many loaders a plan gets: what its shape says, or as many as it needs and there are cores for.
+def planned_times(shape: LoadShape, *, seed: int, horizon_s: float, exactly: int | None = None) -> list[float]:
+    """Return when the requests of a plan arrive, canaries left out.
 
-    Raises: ScenarioInvalid when so many cannot keep it.
+    Raises: ScenarioInvalid when nothing would arrive, or too much.
     """
-    requests_per_s, events_per_s = plan.busiest_per_s()
-    needed = math.ceil(max(requests_per_s / REQUESTS_PER_S_PER_LOADER, events_per_s / EVENTS_PER_S_PER_LOADER))
-    loaders = plan.shape.loaders or min(max(needed, 1), max(cores, 1))
-    if needed > loaders:
-        raise ScenarioInvalid(
-            f"the plan cannot be kept: rate_rps = {plan.shape.rate_rps:g} means {requests_per_s:,.0f} requests and "
-            f"{events_per_s:,.0f} events per second in its busiest {BUSY_S:g} s; {loaders} loader(s) on {cores} core(s) take "
-            f"{loaders * REQUESTS_PER_S_PER_LOADER:,} and {loaders * EVENTS_PER_S_PER_LOADER:,}"
-        )
-    return loaders
-
-
-def _require_countable(shape: LoadShape, *, horizon_s: float, exactly: int | None, block: int) -> None:
+    require_positive("horizon_s", horizon_s, unit="s")
     if exactly is not None and (exactly < 1 or shape.trace):
         raise ScenarioInvalid(f"exactly {exactly} arrivals: it must be at least 1, and a trace has its own number")
-    if block < 0:
-        raise ScenarioInvalid(f"block is {block}: blocks are counted from 0")
     expected = len(shape.trace) or exactly or Rate(shape.rate_rps, shape.profile).until(horizon_s)
     expected += shape.canary_rate_rps * horizon_s
     if expected > ARRIVALS_MAX:
@@ -208,10 +182,18 @@ def _require_countable(shape: LoadShape, *, horizon_s: float, exactly: int | Non
             f"rate_rps = {shape.rate_rps:g} for horizon_s = {horizon_s:g} s means {expected:,.0f} arrivals, "
             f"a plan has at most {ARRIVALS_MAX:,}"
         )
+    times = arrival_times(shape, Random(f"{seed}:times"), horizon_s=horizon_s, exactly=exactly)
+    if not times:
+        raise ScenarioInvalid(
+            f"zero arrivals: no request arrives within horizon_s = {horizon_s:g} s at rate_rps = {shape.rate_rps:g} (seed {seed})"
+        )
+    return times
 
 
-def _prompts(seed: int, block: int, lengths: Sequence[int], vocabulary_size: int) -> Iterator[tuple[int, ...]]:
-    """Yield prompts of which no two begin with the same `NONCE_TOKENS` tokens, in this block and the others."""
+def _prompts(
+    shape: LoadShape, seed: int, block: int, lengths: Sequence[int], vocabulary_size: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield prompts of which no two have the same `NONCE_TOKENS` tokens after what they share, in all blocks together."""
     base, count = vocabulary_size - FIRST_ORDINARY_TOKEN, len(lengths)
     if base < 2 or base**NONCE_TOKENS < count * (block + 1):
         raise ScenarioInvalid(
@@ -219,22 +201,26 @@ def _prompts(seed: int, block: int, lengths: Sequence[int], vocabulary_size: int
             "beginning of its own"
         )
     nonce = Random(f"{seed}:nonce").randrange(base**NONCE_TOKENS) + block * count
-    random = Random(f"{seed}:prompts")
-    for length in lengths:
+    random, shared = Random(f"{seed}:prompts"), Random(f"{seed}:shared")
+    beginnings = [[shared.randrange(base) for _ in range(shape.shared_tokens)] for _ in range(shape.shared_prompts)]
+    for number, length in enumerate(lengths):
         nonce = (nonce + 1) % base**NONCE_TOKENS
         digits = [nonce // base**place % base for place in range(NONCE_TOKENS)]
-        body = [random.randrange(base) for _ in range(length - NONCE_TOKENS)]
-        yield tuple(FIRST_ORDINARY_TOKEN + token for token in digits + body)
+        beginning = beginnings[number % len(beginnings)]
+        body = [random.randrange(base) for _ in range(length - NONCE_TOKENS - len(beginning))]
+        yield tuple(FIRST_ORDINARY_TOKEN + token for token in beginning + digits + body)
 
 
 def _schedule_digest(
     seed: int, shape: LoadShape, arrivals: Sequence[Arrival], canary_prompts: Sequence[Sequence[int]]
 ) -> str:
+    nonce = slice(shape.shared_tokens, shape.shared_tokens + NONCE_TOKENS)
+    without = (replace(a, prompt=a.prompt[: nonce.start] + a.prompt[nonce.stop :]) for a in arrivals)
     return _digest(
         {
             "seed": seed,
             "shape": asdict(shape),
-            "arrivals": [asdict(replace(arrival, prompt=arrival.prompt[NONCE_TOKENS:])) for arrival in arrivals],
+            "arrivals": [asdict(arrival) for arrival in without],
             "canary_prompts": canary_prompts,
         }
     )
@@ -242,4 +228,6 @@ def _schedule_digest(
 
 def _digest(fields: Mapping[str, Any]) -> str:
     content = {key: value for key, value in fields.items() if key != "sha256"}
+    if not content["shape"]["shared_tokens"]:  # such plans keep the digests that stored baselines have
+        content["shape"] = {key: value for key, value in content["shape"].items() if not key.startswith("shared_")}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

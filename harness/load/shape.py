@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 from harness.errors import ScenarioInvalid
 from harness.load.recorded import TraceRow, read_trace
 
-NONCE_TOKENS = 4  # every load prompt begins with a number of its own, so a prefix cache never helps
+NONCE_TOKENS = 4  # every load prompt begins with a number of its own, so no prefix cache helps unless it is asked for
 PROCESSES = ("poisson", "gamma", "constant", "trace")
 RATE_RPS_MAX = 100_000.0
 BURSTINESS_MIN, BURSTINESS_MAX = 0.01, 1000.0
@@ -54,6 +54,8 @@ class LoadShape:
     in_flight_max: int | None = None  # None: 1.2 times what can be under way when every request takes its whole limit
     late_s: float = 2.0  # an arrival that the loader takes up later than this is recorded as late and not sent
     keep_alive_ratio: float = 0.0  # share of the requests sent on connections that are kept alive
+    shared_tokens: int = 0  # how many tokens at its beginning a prompt shares with others: what a prefix cache keeps
+    shared_prompts: int = 1  # how many such beginnings there are; requests take them in turn
     loaders: int | None = None  # None: as many as the planned events need and the cores allow
 
     def __post_init__(self) -> None:
@@ -74,7 +76,9 @@ class LoadShape:
         require_at_least("canary_ratio", self.canary_ratio, 0)
         require_at_least("tail_s", self.tail_s, 0)
         require_at_least("output_tokens", self.output_tokens, 1)
-        require_at_least("prompt_tokens", self.prompt_tokens, NONCE_TOKENS)
+        require_at_least("shared_tokens", self.shared_tokens, 0)
+        require_at_least("shared_prompts", self.shared_prompts, 1)
+        require_at_least("prompt_tokens", self.prompt_tokens, self.shared_tokens + NONCE_TOKENS)
         require_positive("late_s", self.late_s, unit="s")
         require_at_least("keep_alive_ratio", self.keep_alive_ratio, 0)
         if self.keep_alive_ratio > 1:
@@ -123,6 +127,8 @@ class ShapeOptions(TypedDict, total=False):
     in_flight_max: int | None
     late_s: float
     keep_alive_ratio: float
+    shared_tokens: int
+    shared_prompts: int
     loaders: int | None
 
 

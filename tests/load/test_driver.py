@@ -22,8 +22,9 @@ from stub import Stub, logprob
 
 from harness.clock import NS_PER_S, Deadline, poll_until, seconds_between
 from harness.errors import LoadBroken, ScenarioInvalid, UsageError
-from harness.load.driver import Heartbeat, LoadDriver
+from harness.load.driver import LoadDriver
 from harness.load.plan import LoadPlan, make_plan
+from harness.load.report import Heartbeat
 from harness.load.shape import RequestLimits, ShapeOptions, constant, steady
 from harness.observe.history import Request, RequestResult
 

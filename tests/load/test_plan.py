@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 import harness.load
 from harness.errors import HarnessError, ScenarioInvalid
 from harness.load.arrivals import Rate
-from harness.load.plan import FIRST_ORDINARY_TOKEN, LoadPlan, choose_loaders, make_plan
+from harness.load.capacity import FIXED
+from harness.load.loaders import choose_loaders, require_keepable
+from harness.load.plan import FIRST_ORDINARY_TOKEN, LoadPlan, make_plan
 from harness.load.shape import (
     NONCE_TOKENS,
     LoadShape,
@@ -248,7 +251,8 @@ def test_shards_are_the_whole_plan_and_nothing_twice() -> None:
     ],
 )
 def test_as_many_loaders_as_the_plan_needs(shape: LoadShape, cores: int, loaders: int) -> None:
-    assert choose_loaders(plan_for(shape), cores=cores) == loaders
+    assert choose_loaders(plan_for(shape), cores=cores, capacity=FIXED) == loaders
+    require_keepable(shape, seed=1, horizon_s=60.0, cores=cores, capacity=FIXED)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,9 @@ def test_as_many_loaders_as_the_plan_needs(shape: LoadShape, cores: int, loaders
 )
 def test_a_plan_that_cannot_be_kept_is_refused_by_name(shape: LoadShape, cores: int) -> None:
     with pytest.raises(ScenarioInvalid, match=r"the plan cannot be kept: rate_rps = .* events per second"):
-        choose_loaders(plan_for(shape), cores=cores)
+        choose_loaders(plan_for(shape), cores=cores, capacity=FIXED)
+    with pytest.raises(ScenarioInvalid, match=r"the plan cannot be kept: rate_rps = .* events per second"):
+        require_keepable(shape, seed=1, horizon_s=60.0, cores=cores, capacity=FIXED)
 
 
 def test_canaries_do_not_move_the_load() -> None:
@@ -355,6 +361,26 @@ def test_no_two_prompts_begin_alike() -> None:
     assert {token for prompt in prompts for token in prompt} == set(range(FIRST_ORDINARY_TOKEN, VOCABULARY))
 
 
+def test_prompts_share_their_beginnings_where_that_is_asked_for() -> None:
+    shape = steady(rate_rps=50.0, prompt_tokens=20, shared_tokens=12, shared_prompts=3)
+    prompts = [arrival.prompt for arrival in plan_for(shape).arrivals if arrival.kind == "load"]
+    beginnings = [prompt[:12] for prompt in prompts]
+
+    assert len(set(beginnings)) == 3
+    assert beginnings == [beginnings[number % 3] for number in range(len(beginnings))]
+    assert len({prompt[12 : 12 + NONCE_TOKENS] for prompt in prompts}) == len(prompts) > 1000
+    assert {len(prompt) for prompt in prompts} == {20}
+
+
+def test_blocks_share_a_schedule_with_shared_beginnings_too() -> None:
+    shape = steady(rate_rps=5.0, prompt_tokens=20, shared_tokens=12)
+    one, other = plan_for(shape, block=0), plan_for(shape, block=1)
+
+    assert one.schedule_sha256 == other.schedule_sha256
+    assert one.sha256 != other.sha256
+    assert one.schedule_sha256 != plan_for(replace(shape, shared_tokens=11)).schedule_sha256
+
+
 PLAN = plan_for(steady(rate_rps=5.0))
 
 
@@ -377,6 +403,8 @@ def test_due_counts_what_is_planned_until_then(until_s: float) -> None:
         ("tail_s", -1.0),
         ("output_tokens", 0),
         ("prompt_tokens", 3),
+        ("shared_tokens", -1),
+        ("shared_prompts", 0),
         ("in_flight_max", 0),
     ],
 )
