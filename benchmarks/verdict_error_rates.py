@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=600)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--profile", action="append", choices=tuple(PROFILES), help="may be repeated (default: all)")
+    parser.add_argument("--blocks-per-arm", type=int, default=None, help="default: as harness compare has them")
     parser.add_argument("--block-sd", type=float, default=Noise().block_sd)
     parser.add_argument("--start-sd", type=float, default=Noise().start_sd)
     parser.add_argument("--seed", type=int, default=1)
@@ -82,7 +83,13 @@ def main() -> None:
     random = np.random.default_rng(options.seed)
     if options.what == "simulate":
         noise = Noise(block_sd=options.block_sd, start_sd=options.start_sd)
-        simulate(options.verdicts or 2000, random, profiles=options.profile or tuple(PROFILES), noise=noise)
+        simulate(
+            options.verdicts or 2000,
+            random,
+            profiles=options.profile or tuple(PROFILES),
+            noise=noise,
+            blocks_per_arm=options.blocks_per_arm,
+        )
     elif options.what == "resample":
         resample(options.runs, options.verdicts or 600, random)
     elif options.what == "band":
@@ -96,7 +103,9 @@ def main() -> None:
 # --- a model of the noise ---
 
 
-def simulate(verdicts: int, random: np.random.Generator, *, profiles: Sequence[str], noise: Noise) -> None:
+def simulate(
+    verdicts: int, random: np.random.Generator, *, profiles: Sequence[str], noise: Noise, blocks_per_arm: int | None
+) -> None:
     """Print the answers of each profile for several true effects; the margin of the profile is among them.
 
     The last line of a table has one metric at the margin and the other unchanged: there a wrong `no` is most probable.
@@ -104,7 +113,7 @@ def simulate(verdicts: int, random: np.random.Generator, *, profiles: Sequence[s
     for starts in STARTS:
         for name in profiles:
             profile = PROFILES[name]
-            blocks = max(profile.blocks_per_arm, 2 if starts == "fresh starts" else 1)
+            blocks = blocks_per_arm or max(profile.blocks_per_arm, 2 if starts == "fresh starts" else 1)
             d = np.array([run_differences(profile.looks[-1], blocks, starts, random, noise) for _ in range(verdicts)])
             spread = ", ".join(f"{metric} {d[:, :, k].std():.1%}" for k, metric in enumerate(METRICS))
             print(f"\n{name}, {starts}, {blocks} blocks of each side in a pair; {verdicts} verdicts; pair sd: {spread}")

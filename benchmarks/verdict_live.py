@@ -32,6 +32,7 @@ from harness.checkpoint.models import default_cache, tiny_llama
 from harness.clock import NS_PER_S, now_ns, pause, poll_until, seconds_between
 from harness.engine.engine import EngineSite
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.reference.version import STEP_MS_VARIABLE
 from harness.engine.reference_starter import ReferenceStarter
 from harness.judge.paired import Slower, decide
 from harness.judge.profiles import PROFILES
@@ -47,7 +48,7 @@ METRICS = ("ttft_ms_p50", "tpot_ms_p50")
 RULE = PROFILES["nightly"]
 KINDS = ("stub", "reference")
 TOKENS = 8
-WARM_S = 0.3
+WARM_S = 0.2
 VOCABULARY = 256
 Endpoints = tuple[str, str]
 
@@ -58,8 +59,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--verdicts", type=int, default=60)
     parser.add_argument("--on", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--block-s", type=float, default=1.0)
-    parser.add_argument("--rate-rps", type=float, default=40.0)
+    parser.add_argument("--block-s", type=float, default=0.6)
+    parser.add_argument("--rate-rps", type=float, default=25.0)
     options = parser.parse_args()
     options.file.parent.mkdir(parents=True, exist_ok=True)
     done = stored(options.file)
@@ -177,7 +178,9 @@ def servers(kind: str) -> Iterator[tuple[Endpoints, str]]:
     place = Path(tempfile.mkdtemp(prefix="live-"))
     starter = ReferenceStarter()
     checkpoint = tiny_llama(seed=1).build(default_cache())
-    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name)
+    # Without a pace of its own it computes several tokens at once, and the time per token is zero.
+    pace = ((STEP_MS_VARIABLE, "1"),)
+    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name, environment=pace)
     try:
         starter.open(
             EngineSite(
