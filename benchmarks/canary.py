@@ -17,21 +17,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 from canary_accuse import Tally, accuse
-from canary_damages import Case, cases, kinds_of, layers_of, split_shards
+from canary_damages import Case, cases, kinds_of, layers_of, parts_of, renamed, split_shards
 from canary_engine import Reloading, measured_golden, serving, starter_of
-from canary_sensitivity import Ask, Result, asking, examined, loaded_like_vllm, summary, table
+from canary_sensitivity import Ask, Bench, Excerpt, Result, asking, examined, loaded_like_vllm, summary, table
 
 from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import smollm2, tiny_llama
 from harness.clock import Deadline, now_ns, seconds_between
+from harness.engine.reference.model import Llama
 from harness.guards.canary import Golden, GoldenPair, pass_count
 from harness.observe.golden import FIRST_ORDINARY_TOKEN, TOLERANCE_MIN, canary_prompts
 
@@ -83,47 +85,70 @@ def measure_sensitivity(options: argparse.Namespace) -> int:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kinds = kinds_of(read_checkpoint(source), layers)
         alone = list(dict.fromkeys(name for name, (_, twin) in kinds.items() for name in (name, twin) if name))
-        split, old = (split_shards(each, place / name, alone) for each, name in ((source, "new"), (previous, "old")))
+        split, old = place / "new", place / "old"
+        split_shards(source, split, alone)
+        split_shards(previous, old, alone)
         whole = loaded_like_vllm(split, tokens_max=TOKENS_MAX)
-        reload: Callable[[Path], Ask] | None = None
+        model = Llama(whole.shape, whole.tensors)
+        serve: Callable[[Path], Ask] | None = None
         if options.python is None:
-            golden = golden_of(asking(whole)(prompts), prompts, split, vocabulary)
+            golden = golden_of(asking(model)(prompts), prompts, split, vocabulary)
         else:
             reloading = stack.enter_context(Reloading(options.python, split, place))
             golden = measured_golden(reloading.served, split, vocabulary=vocabulary, seed=SEED)
-            reload = reloading.asking
-        pair = GoldenPair(golden, golden)
+            serve = reloading.asking
+        bench = Bench(
+            split=split,
+            old=old,
+            place=place,
+            pair=GoldenPair(golden, golden),
+            model=model,
+            tensors=whole.tensors,
+            serve=serve,
+        )
         print(
             f"{options.model} on {golden.engine}: {len(prompts)} prompts in {pass_count(prompts)} passes hold {len(read):,} of "
             f"{vocabulary:,} tokens ({len(read) / vocabulary:.2%}); layers {', '.join(map(str, layers))} of "
             f"{config['num_hidden_layers']}; tolerance {golden.tolerance:g}",
             flush=True,
         )
-        made = cases(
-            split, kinds, read_rows=draw.sample(read, ROWS_STRUCK), unread_rows=draw.sample(unread, ROWS_STRUCK)
-        )
+        rows = {"read_rows": draw.sample(read, ROWS_STRUCK), "unread_rows": draw.sample(unread, ROWS_STRUCK)}
         results: list[Result] = []
         out = stack.enter_context(options.out.open("w")) if options.out else None
         started_ns = now_ns()
-        for case in made:
-            if deadline.is_expired():
-                print(f"stopped at the limit of {options.limit_s:g} s", flush=True)
-                break
-            if reload is not None and is_left_out(case):
-                continue
-            result = examined(case, split, old, place, pair=pair, whole=whole, ask=reload)
-            if result is None:
-                continue
-            results.append(result)
-            if out is not None:
-                print(json.dumps(result.as_json()), file=out, flush=True)
+        for part, its_layers, its_rows in parts_of(kinds, int(config["num_hidden_layers"])):
+            excerpt = excerpt_of(source, previous, place, alone, layers=its_layers, rows=its_rows)
+            small = cases(excerpt.split, renamed(part, excerpt.names), **rows)
+            for case, same in zip(cases(split, part, **rows), small, strict=True):
+                if deadline.is_expired() or (serve is not None and is_left_out(case)):
+                    continue
+                result = examined(case, same, excerpt, bench)
+                if result is None:
+                    continue
+                results.append(result)
+                if out is not None:
+                    print(json.dumps(result.as_json()), file=out, flush=True)
         took_s = seconds_between(started_ns, now_ns())
-        if reload is not None:
-            after = GoldenPair(golden, golden).compare(reload(split)(prompts))
+        if deadline.is_expired():
+            print(f"stopped at the limit of {options.limit_s:g} s: not every damage was tried")
+        if serve is not None:
+            after = bench.pair.compare(serve(split)(prompts))
             print(f"after all reloads the undamaged weights answer {after.difference_old:.3g} from the golden")
     print("\n".join(table(results)))
     print("\n".join([*summary(results, golden.tolerance), f"{took_s:.0f} s"]))
     return 0
+
+
+def excerpt_of(
+    source: Path, previous: Path, place: Path, alone: Sequence[str], *, layers: Sequence[int], rows: int | None
+) -> Excerpt:
+    """Write and load the excerpt of both checkpoints with these layers and rows, in place of the one before."""
+    directory = place / "excerpt"
+    shutil.rmtree(directory, ignore_errors=True)
+    names = split_shards(source, directory / "new", alone, layers=layers, rows=rows)
+    split_shards(previous, directory / "old", alone, layers=layers, rows=rows)
+    loaded = loaded_like_vllm(directory / "new", tokens_max=TOKENS_MAX)
+    return Excerpt(split=directory / "new", old=directory / "old", names=names, loaded=loaded)
 
 
 def is_left_out(case: Case) -> bool:

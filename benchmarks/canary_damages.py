@@ -30,6 +30,7 @@ PARTS = {  # of a layer, with the part of the same shape that might be taken for
 # What is done to one value: the numbers of bits in bf16.
 BITS = {"exponent, high": 14, "sign": 15, "exponent, low": 7, "mantissa, high": 6, "mantissa, low": 0}
 EXTRA = 8  # rows or columns of a widened tensor
+ROWS_OF_EXCERPT = 64
 RANDOM_DRAWS = 8  # where a damage strikes a row of the vocabulary by chance
 
 
@@ -57,6 +58,29 @@ def kinds_of(checkpoint: Checkpoint, layers: Sequence[int]) -> dict[str, tuple[s
     if HEAD in names:
         kinds[HEAD] = ("head", None)
     return kinds
+
+
+def parts_of(
+    kinds: Mapping[str, tuple[str, str | None]], layers: int
+) -> Iterator[tuple[dict[str, tuple[str, str | None]], tuple[int, ...], int | None]]:
+    """Yield the kinds in groups that can be damaged in a small excerpt: the vocabulary, then layer by layer.
+
+    Each with the layers that such an excerpt needs and how many rows of the vocabulary (None: all).
+    """
+    apart = {name: kind for name, kind in kinds.items() if not name.startswith("model.layers.")}
+    yield apart, (0,), None
+    for layer in _layers_in(kinds):
+        own = {name: kind for name, kind in kinds.items() if name.startswith(f"model.layers.{layer}.")}
+        yield own, (layer, layer + 1 if layer < layers - 1 else layer - 1), ROWS_OF_EXCERPT
+
+
+def _layers_in(kinds: Mapping[str, object]) -> list[int]:
+    return sorted({int(name.split(".")[2]) for name in kinds if name.startswith("model.layers.")})
+
+
+def renamed(kinds: Mapping[str, tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, tuple[str, str | None]]:
+    """Return the same kinds under the names that tensors have in an excerpt."""
+    return {names[name]: (kind, other and names[other]) for name, (kind, other) in kinds.items()}
 
 
 def cases(
@@ -116,10 +140,13 @@ def _whole(tensor: Tensor, other: str | None) -> Iterator[tuple[str, Damage]]:
     yield "add_bias", faults.add_bias(name)
 
 
-def split_shards(source: Path, target: Path, alone: Sequence[str]) -> Path:
-    """Copy a checkpoint so that each of these tensors has a shard of its own and the last shard holds the others.
+def split_shards(
+    source: Path, target: Path, alone: Sequence[str], *, layers: Sequence[int] | None = None, rows: int | None = None
+) -> dict[str, str]:
+    """Copy a checkpoint so that each of the tensors `alone` has a shard of its own and the last shard holds the others.
 
-    So a damage rewrites little, and a damage of a shard is one of a tensor.
+    So a damage rewrites little, and a damage of a shard is one of a tensor. With `layers` the copy is that of a model of
+    these layers alone, with so many `rows` of the vocabulary. Returns the name here of each tensor by its name there.
     """
     target.mkdir(parents=True)
     held: dict[str, RawTensor] = {}
@@ -128,16 +155,43 @@ def split_shards(source: Path, target: Path, alone: Sequence[str]) -> Path:
             held |= load_shard(file)
         elif file.name != INDEX:
             shutil.copyfile(file, target / file.name)
-    groups = [(name,) for name in alone] + [tuple(name for name in held if name not in set(alone))]
-    groups = [group for group in groups if group]
+    names = dict.fromkeys(held) if layers is None else _kept(held, layers)
+    names = {name: new or name for name, new in names.items()}
+    tensors = {new: _cut(held[name], rows if name in (EMBEDDING, HEAD) else None) for name, new in names.items()}
+    if layers is not None:
+        config = json.loads((source / "config.json").read_text())
+        config |= {"num_hidden_layers": len(layers), "vocab_size": rows or config["vocab_size"]}
+        write_json(target / "config.json", config)
+    groups = [(names[name],) for name in alone if name in names]
+    rest = tuple(name for name in tensors if (name,) not in groups)
+    groups += [rest] if rest else []
     weight_map = {}
     for number, group in enumerate(groups, start=1):
         shard = f"model-{number:05}-of-{len(groups):05}.safetensors"
-        save_shard(target / shard, {name: held[name] for name in group})
+        save_shard(target / shard, {name: tensors[name] for name in group})
         weight_map |= dict.fromkeys(group, shard)
-    total = sum(len(tensor.data) for tensor in held.values())
+    total = sum(len(tensor.data) for tensor in tensors.values())
     write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    return target
+    return names
+
+
+def _kept(held: Mapping[str, RawTensor], layers: Sequence[int]) -> dict[str, str | None]:
+    """Return the tensors of these layers and of no layer, with the names that they have where there are no other layers."""
+    kept: dict[str, str | None] = {}
+    for name in held:
+        if not name.startswith("model.layers."):
+            kept[name] = name
+        for place, layer in enumerate(layers):
+            if name.startswith(f"model.layers.{layer}."):
+                kept[name] = f"model.layers.{place}." + name.removeprefix(f"model.layers.{layer}.")
+    return kept
+
+
+def _cut(tensor: RawTensor, rows: int | None) -> RawTensor:
+    if rows is None:
+        return tensor
+    row_bytes = len(tensor.data) // tensor.shape[0]
+    return RawTensor(tensor.dtype, (rows, *tensor.shape[1:]), tensor.data[: rows * row_bytes])
 
 
 def layers_of(source: Path, chosen: str | None) -> tuple[int, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from canary_sensitivity import Ask
 
 from harness.checkpoint.manifest import weights_id
+from harness.engine.dev_api import DevApi, reloadable
 from harness.engine.engine import Engine, EngineSite, EngineStarter
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.process import ProcessStarter
@@ -27,8 +26,6 @@ ASK_LIMIT_S = 30.0
 READY_LIMIT_S = 300.0
 RELOAD_LIMIT_S = 120.0
 MAX_MODEL_LEN = 256
-# The endpoints that change weights and caches in place are vLLM's for development.
-LIVE_UPDATES = (("VLLM_SERVER_DEV_MODE", "1"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +52,11 @@ class Served:
 
         Raises: OSError when it does not.
         """
-        self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
+        api = DevApi(url=self.api.url, api_key=self.api.api_key, limit_s=RELOAD_LIMIT_S)
+        reply = api.reload_weights(str(checkpoint))
+        if not reply.is_ok:
+            raise OSError(f"the reload was answered with {reply.status}: {reply.said}")
         return self.asking()
-
-    def post(self, path: str, body: dict[str, object] | None = None) -> None:
-        """Send a request of vLLM's dev mode.
-
-        Raises: OSError for anything but a 2xx.
-        """
-        request = urllib.request.Request(  # noqa: S310 - our own engine on the loopback
-            self.engine.endpoint + path,
-            data=json.dumps(body or {}).encode(),
-            headers={"Content-Type": "application/json", "Authorization": f"Bearer {self.api.api_key}"},
-        )
-        with urllib.request.urlopen(request, timeout=RELOAD_LIMIT_S) as answer:  # noqa: S310
-            answer.read()
 
 
 class Reloading:
@@ -140,12 +127,9 @@ def starter_of(python: Path | None, place: Path) -> Iterator[tuple[EngineStarter
 @contextmanager
 def serving(starter: EngineStarter, site: EngineSite, checkpoint: Path, name: str) -> Iterator[Served]:
     """Start an engine on a checkpoint, wait until it is ready, and end it after the block."""
-    launch = Launch(
-        checkpoint_root=checkpoint.parent,
-        checkpoint_name=checkpoint.name,
-        max_model_len=MAX_MODEL_LEN,
-        environment=LIVE_UPDATES if isinstance(starter, ProcessStarter) else (),
-    )
+    launch = Launch(checkpoint_root=checkpoint.parent, checkpoint_name=checkpoint.name, max_model_len=MAX_MODEL_LEN)
+    if isinstance(starter, ProcessStarter):
+        launch = reloadable(launch)
     engine = starter.start(launch, incarnation=name)
     try:
         engine.wait_ready(READY_LIMIT_S)

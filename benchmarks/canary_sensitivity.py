@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,7 @@ from canary_damages import Case
 from harness.damage import damage_copy
 from harness.engine.reference.defects import PlantedDefect
 from harness.engine.reference.loading import Contract, Loaded, load
-from harness.engine.reference.model import Llama, log_softmax
+from harness.engine.reference.model import Floats, Llama, _layer, log_softmax
 from harness.engine.reference.tensor_source import CheckpointFiles
 from harness.errors import CheckpointDefect, FaultNotApplicable, FaultNotProved
 from harness.guards.canary import Answer, GoldenPair, LogprobRows, TokenRows, of_pass
@@ -72,9 +73,22 @@ def loaded_like_vllm(checkpoint: Path, *, tokens_max: int) -> Loaded:
     return load(checkpoint, dtype="auto", max_model_len=tokens_max, source=CheckpointFiles(), contract=LIKE_VLLM)
 
 
-def asking(loaded: Loaded) -> Ask:
-    """Return how our own forward pass answers a canary's prompts from these weights."""
-    model = Llama(loaded.shape, loaded.tensors)
+class Variant(Llama):
+    """A model that differs from another one in some tensors; everything else is that one's."""
+
+    def __init__(self, whole: Llama, tensors: Mapping[str, Floats], changed: Iterable[str]) -> None:
+        """Take the tensors of the other one, with those that are `changed` replaced."""
+        vars(self).update(vars(whole))
+        layers = list(self._layers)
+        for number in sorted({int(name.split(".")[2]) for name in changed if name.startswith("model.layers.")}):
+            layers[number] = _layer(tensors, f"model.layers.{number}.")
+        self._layers = tuple(layers)
+        self._embedding, self._norm = tensors["model.embed_tokens.weight"], tensors["model.norm.weight"]
+        self._head = (self._embedding if self.shape.is_tied else tensors["lm_head.weight"]).T
+
+
+def asking(model: Llama) -> Ask:
+    """Return how our own forward pass answers a canary's prompts."""
 
     def ask(prompts: TokenRows) -> LogprobRows:
         rows = []
@@ -119,42 +133,71 @@ def _result(
     )
 
 
-def examined(
-    case: Case,
-    split: Path,
-    old: Path,
-    place: Path,
-    *,
-    pair: GoldenPair,
-    whole: Loaded,
-    ask: Callable[[Path], Ask] | None,
-) -> Result | None:
-    """Damage a copy, load it, and ask; None where this tensor cannot have this damage.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What damaged checkpoints are made of and compared with."""
 
-    `ask` makes another engine serve a checkpoint, None asks our own forward pass.
+    split: Path  # the whole checkpoint
+    old: Path  # the one before it
+    place: Path
+    pair: GoldenPair
+    model: Llama
+    tensors: Mapping[str, Floats]  # of the model
+    serve: Callable[[Path], Ask] | None  # makes another engine serve a checkpoint; None: our own forward pass answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """A part of the checkpoint that is small enough to be damaged and loaded quickly."""
+
+    split: Path
+    old: Path
+    names: Mapping[str, str]  # of its tensors, by their names in the whole checkpoint
+    loaded: Loaded
+
+
+def examined(case: Case, small: Case, excerpt: Excerpt, bench: Bench) -> Result | None:
+    """Damage a copy of the excerpt, load it, and ask the whole model; None where this tensor cannot have this damage.
+
+    `small` is the same case with the names of the excerpt.
     """
-    out = place / "damaged"
     try:
-        damage_copy(split, out, case.damage, old=old, seed=case.seed)
+        with damaged(excerpt.split, excerpt.old, small, bench.place) as out:
+            loaded = loaded_like_vllm(out, tokens_max=excerpt.loaded.shape.max_positions)
     except FaultNotApplicable:
         return None
     except FaultNotProved as error:  # nothing has changed on disk, such as a tail that was zero before
         return _result(case, Outcome.ALIKE, because=str(error))
-    try:
-        tokens_max = whole.shape.max_positions
-        try:
-            loaded = loaded_like_vllm(out, tokens_max=tokens_max)
-        except CheckpointDefect as defect:
-            if case.damage.name == "add_bias":  # refused by our own engine alone: vLLM drops it without a word
-                return _result(case, Outcome.ALIKE)
-            return _result(case, Outcome.REFUSED, because=defect.reason)
-        names = [name for name in case.tensors if name in whole.tensors]
-        if all(np.array_equal(loaded.tensors[name], whole.tensors[name]) for name in names):
+    except CheckpointDefect as defect:
+        if case.damage.name == "add_bias":  # refused by our own engine alone: vLLM drops it without a word
             return _result(case, Outcome.ALIKE)
+        return _result(case, Outcome.REFUSED, because=defect.reason)
+    changed = {
+        name: loaded.tensors[excerpt.names[name]]
+        for name in case.tensors
+        if not np.array_equal(loaded.tensors[excerpt.names[name]], excerpt.loaded.tensors[excerpt.names[name]])
+    }
+    if not changed:
+        return _result(case, Outcome.ALIKE)
+    if bench.serve is None:
+        return judged(case, bench.pair, asking(Variant(bench.model, {**bench.tensors, **changed}, changed)))
+    with damaged(bench.split, bench.old, case, bench.place) as out:
         try:
-            return judged(case, pair, asking(loaded) if ask is None else ask(out))
+            return judged(case, bench.pair, bench.serve(out))
         except (OSError, ValueError) as error:
             return _result(case, Outcome.REFUSED, because=f"by the engine: {error}")
+
+
+@contextmanager
+def damaged(split: Path, old: Path, case: Case, place: Path) -> Iterator[Path]:
+    """Give a damaged copy, and remove it.
+
+    Raises: FaultNotApplicable, FaultNotProved as `damage_copy`.
+    """
+    out = place / "damaged"
+    damage_copy(split, out, case.damage, old=old, seed=case.seed)
+    try:
+        yield out
     finally:
         out.chmod(0o755)
         shutil.rmtree(out)
