@@ -138,10 +138,11 @@ class Operations:
         if self._undone is None:
             return
         served, wanted = weights_id(self.live.resolve()), weights_id(self.ground.new)
-        for fault in self.ground.scenario.faults:
+        names = [fault.name for fault in self.ground.scenario.faults]
+        for name in names or [str(self._rollout.how)]:  # a reload alone may be what was wrong
             self._event(
                 EventKind.FAULT_UNDONE,
-                fault=fault.name,
+                fault=name,
                 proved=served == wanted,
                 because=f"the live checkpoint has weights {served}, wanted {wanted}",
                 refused=self._undone,
