@@ -38,7 +38,7 @@ MODELS := $(VENV)/.models-$(INPUTS)
 TIMED := sh -c 'name=$$1; shift; begun=$$(date +%s); "$$@"; status=$$?; \
 	echo "$$name: $$(($$(date +%s) - begun)) s"; exit $$status' sh
 
-.PHONY: run test check image matrix sweep clean help
+.PHONY: run test check image matrix agreement sweep clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make run ENGINE=process PYTHON=... on the vLLM of another interpreter"
 	@echo "make run MODEL=smollm2             on a real small model; or OLD=DIR NEW=DIR on your own checkpoints"
 	@echo "make matrix                        which vLLM release notices which fault: docs/compatibility.md"
+	@echo "make agreement                     what pre-flight foresaw of it: docs/preflight-agreement.md"
 	@echo "make check                         types and style"
 	@echo "make sweep                         end what killed runs left behind"
 
@@ -99,7 +100,11 @@ matrix: $(READY)
 	@status=0; for release in $(RELEASES); do \
 		$(TIMED) "vLLM $$release" $(BIN)/harness expectations measure scenarios --engine container \
 			--vllm-version "$$release" --starts $(STARTS) $(call option,-k,$(ONLY)) || status=$$?; \
-	done; $(BIN)/harness matrix && exit $$status
+	done; $(BIN)/harness matrix && $(BIN)/harness agreement && exit $$status
+
+# From recorded starts: seconds, and no engine.
+agreement: $(READY)
+	@$(BIN)/harness agreement
 
 sweep: $(READY)
 	@$(BIN)/harness sweep --yes

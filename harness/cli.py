@@ -31,6 +31,7 @@ GUARDS = {
     "golden": ("harness.golden_command", "golden_main"),
     "damage": ("harness.damage_command", "damage_main"),
     "explain": ("harness.explain", "explain_main"),
+    "agreement": ("harness.agreement_command", "agreement_main"),
 }
 
 SUMMARIES = {
@@ -43,6 +44,7 @@ SUMMARIES = {
     "golden": "write down what a checkpoint answers, for canaries to compare with",
     "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
     "explain": "say what the log of an engine means: cause, likely faults, remedy",
+    "agreement": "show what pre-flight foresees of recorded starts beside what releases did",
 }
 
 EXPECTATIONS = Path("scenarios/expectations")

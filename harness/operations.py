@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.admission import preflight_refusals
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import weights_id
 from harness.clock import now_ns, seconds_between
@@ -16,7 +17,7 @@ from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError
 from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, Racing, StartRace
 from harness.ground import LIVE, Ground
-from harness.guards import preflight, publish, purge
+from harness.guards import publish, purge
 from harness.guards.canary import Answer
 from harness.observe.history import EventKind
 from harness.reload import InPlace
@@ -88,12 +89,9 @@ class Operations:
         """Move the service to what was published; with guards, only if they agree."""
         rollout = self._rollout
         self._event(EventKind.ROLLOUT_STARTED, how=rollout.how)
-        launch = self.ground.launch
+        launch = self.alter_launch()
         for fault in self.ground.scenario.faults:
-            if isinstance(fault, LaunchFault):
-                launch, injected = fault.alter(launch)
-                self._record(injected)
-            elif isinstance(fault, CacheFault):
+            if isinstance(fault, CacheFault):
                 self._record(fault.prove(self.ground.cache, old=self.ground.old, new=self.ground.new))
         if self._publish_fault is not None and self._is_guarded_by(Guard.PREFLIGHT):
             self._preflight(self.live)
@@ -106,6 +104,13 @@ class Operations:
             if not self._completed and not self._refused:
                 self._refused = "the new engine was not admitted"
         self._event(EventKind.ROLLOUT_ENDED, how=rollout.how, completed=self._completed, because=self._refused)
+
+    def alter_launch(self) -> Launch:
+        """Return the launch with every fault of its line in it, and record that they are."""
+        launch, proofs = self._altered()
+        for injected in proofs:
+            self._record(injected)
+        return launch
 
     def remedy(self) -> None:
         """Undo the fault as documented: whole checkpoint published atomically, cache purged, engine started anew."""
@@ -122,7 +127,7 @@ class Operations:
             repaired = ground.work / "repaired"
             private_copy(ground.new, repaired)
             publish.exchange(repaired, self.live)
-        refused = preflight_refusals(self.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
+        refused = self._refusals(self.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
         if ground.launch.weight_cache is not None:
             self._purge()
         gated = ground.mode is Mode.GUARDED
@@ -200,12 +205,8 @@ class Operations:
         return self.ground.mode is Mode.GUARDED and guard in self.ground.scenario.guards
 
     def _preflight(self, path: Path) -> bool:
-        launch = self.ground.launch
-        for fault in self.ground.scenario.faults:
-            if isinstance(fault, LaunchFault):
-                launch, _ = fault.alter(launch)
         started = now_ns()
-        findings = preflight_refusals(path, launch)
+        findings = self._refusals(path, self._altered()[0])
         if findings:
             self._refused = "pre-flight refused the checkpoint"
             self._event(EventKind.GUARD_REFUSED, guard=Guard.PREFLIGHT, findings=findings)
@@ -222,6 +223,17 @@ class Operations:
         publish.publish(self.staged, self.root, name=LIVE)
         for name, target in dangling.items():
             (self.live / name).symlink_to(target)
+
+    def _refusals(self, path: Path, launch: Launch) -> list[dict[str, str]]:
+        return preflight_refusals(path, launch, engine=self.ground.starter.identity())
+
+    def _altered(self) -> tuple[Launch, list[Injected]]:
+        launch, proofs = self.ground.launch, []
+        for fault in self.ground.scenario.faults:
+            if isinstance(fault, LaunchFault):
+                launch, injected = fault.alter(launch)
+                proofs.append(injected)
+        return launch, proofs
 
     def _purge(self) -> None:
         report = purge.purge(self.ground.cache)
@@ -290,12 +302,3 @@ class Operations:
     def _event(self, kind: EventKind, **data: Any) -> None:
         self.ground.recorder.event("operator", kind, **data)
 
-
-def preflight_refusals(path: Path, launch: Launch) -> list[dict[str, str]]:
-    """Return what pre-flight finds that stops a rollout; a mere risk does not."""
-    findings = preflight.check(path.resolve(), dtype=launch.dtype, arguments=launch.extra_arguments, read_tensors=True)
-    return [
-        {"id": f.id, "severity": f.severity, "seen": f.seen, "expected": f.expected, "where": f.where}
-        for f in findings
-        if f.severity != "risk"
-    ]

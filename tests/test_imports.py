@@ -30,7 +30,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "service",
         "under_way",
         "reload",
+        "admission",
         "operations",
+        "prediction",
         "reuse",
         "handover",
         "timeline",
@@ -41,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("run",),
     ("bench", "compare", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
-    ("plugin", "cli", "compare_command", "session", "recording", "listing"),
+    ("plugin", "cli", "compare_command", "session", "recording", "agreement_command", "listing"),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
 HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "scipy", "pynvml", "hypothesis")

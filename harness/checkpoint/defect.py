@@ -41,6 +41,7 @@ class Defect(StrEnum):
     CONFIG_ABSENT = "config_absent"
     CONFIG_NOT_JSON = "config_not_json"
     NO_WEIGHTS = "no_weights"
+    PICKLES_ONLY = "pickles_only"
     MISSING_SHARD_OF_SERIES = "missing_shard_of_series"
     MIXED_SERIES = "mixed_series"
     DUPLICATE_TENSOR = "duplicate_tensor"

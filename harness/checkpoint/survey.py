@@ -112,6 +112,11 @@ def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name))
 
 
+def is_pickle(name: str) -> bool:
+    """Say whether a file of this name holds weights that engines unpickle."""
+    return name.endswith(PICKLE_SUFFIXES) and not name.startswith(NOT_WEIGHTS)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a small JSON file that must hold an object.
 
@@ -238,9 +243,11 @@ def _read_shards(seen: _Survey, family: list[str]) -> None:
         for tensor in shard.repeated:
             seen.note(Defect.DUPLICATE_KEY, "named twice in one header; the last entry wins", name=name, tensor=tensor)
     if not family:
-        others = [name for name in seen.names if name.endswith(PICKLE_SUFFIXES)]
-        what = "no *.safetensors file" + (f'; "{others[0]}" is of another format and is not read' if others else "")
-        seen.note(Defect.NO_WEIGHTS, what)
+        others = [name for name in seen.names if is_pickle(name)]
+        if others:
+            seen.note(Defect.PICKLES_ONLY, f'no *.safetensors file, only "{others[0]}", which is not read here')
+        else:
+            seen.note(Defect.NO_WEIGHTS, "no *.safetensors file")
 
 
 def _check_index(seen: _Survey, family: list[str]) -> None:
@@ -314,7 +321,7 @@ def _check_families(seen: _Survey, consolidated: bool) -> None:
             if consolidated and not _is_consolidated(name):
                 what = "next to consolidated*.safetensors, which vLLM 0.13.0 and later read instead"
                 seen.note(Defect.MIXED_WEIGHT_FAMILIES, what, name=name)
-        elif has_safetensors and name.endswith(PICKLE_SUFFIXES) and not name.startswith(NOT_WEIGHTS):
+        elif has_safetensors and is_pickle(name):
             what = "next to *.safetensors, which are read instead, whichever is newer"
             seen.note(Defect.MIXED_WEIGHT_FAMILIES, what, name=name)
 

@@ -64,11 +64,13 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
         Rule(text="refuses to start: norms are checked for completeness", since=(0, 6, 5), measured=True),
     ),
     ("D07", REFUSES): (Rule(text="refuses to start, mostly without naming the tensor", measured=True),),
+    ("D07", SILENT): (Rule(text="fills a part of the expert; the rest holds whatever was in memory"),),
     ("D08", SILENT): (Rule(text="starts and cuts the tensor to the size in its config", measured=True),),
     ("D09", REFUSES): (
         Rule(text='refuses to start with "There is no module or parameter named"', since=(0, 6, 3)),
         Rule(text="refuses to start with a bare KeyError"),
     ),
+    ("D09", SILENT): (Rule(text="starts and drops the tensor: the expert it was for holds whatever was in memory"),),
     ("D10", SILENT): (Rule(text="starts and drops the bias", since=(0, 4, 3)),),
     ("D11", SILENT): (
         Rule(
@@ -79,6 +81,7 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("D12", SILENT): (Rule(text="serves the files that the weight index names and ignores the others", measured=True),),
     ("D12", RISK): (Rule(text="does not compare the weight index with what its files hold"),),
     ("D13", SILENT): (Rule(text="serves the safetensors, whichever is newer"),),
+    ("D13", RISK): (Rule(text="unpickles the weights and serves them; names and shapes were not looked at"),),
     ("D13", REFUSES): (Rule(text='refuses to start with "Cannot find any model weights"'),),
     ("D14", SILENT): (
         Rule(text="reads the consolidated files instead of all others", since=(0, 13, 0)),
@@ -110,7 +113,8 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("D20", REFUSES): (Rule(text="refuses to start: it lists the file and cannot open it"),),
     ("D22", SILENT): (Rule(text="serves the copy in np/ and never looks whether the weights are newer"),),
     ("D22", RISK): (Rule(text="writes np/ once and serves it at every later start"),),
-    ("D23", REFUSES): (Rule(text='refuses to start with "Could not find checkpoint files" or "Missing keys"'),),
+    ("D23", REFUSES): (Rule(text='refuses to start with "Could not find checkpoint files", or for a size'),),
+    ("D23", SILENT): (Rule(text="takes the files of its own ranks, fills a part of each parameter and starts"),),
     ("C01", REFUSES): (
         replace(NOTHING_CHECKED, text="starts; the absent layers hold whatever was in memory", seen=r"^no tensors"),
         Rule(text="refuses to start", measured=True),
@@ -176,6 +180,11 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("L04", REFUSES): (Rule(text="refuses to start and names the numbers", measured=True),),
     ("L04", RISK): (Rule(text="starts; positions beyond the config's length give numbers that mean nothing"),),
     ("L06", RISK): (Rule(text="starts; its /v1/models says nothing of which weights it serves"),),
+    ("L05", REFUSES): (Rule(text="ends before it loads anything; who asks the port is answered by the other process"),),
+    ("M01", REFUSES): (Rule(text="refuses to start, or hangs with no word while workers wait for each other"),),
+    ("M07", REFUSES): (Rule(text="ends before it loads anything"),),
+    ("K04", REFUSES): (Rule(text="refuses to start, or waits for a lock, when it compiles"),),
+    ("K04", RISK): (Rule(text="starts, as long as nothing is compiled"),),
     ("K05", RISK): (
         Rule(text="maps the weights that the daemon holds, if their headers are equal: the old ones", since=(0, 30, 0)),
     ),

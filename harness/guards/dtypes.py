@@ -36,14 +36,17 @@ def quantisation_findings(config: Mapping[str, Any], tensors: Mapping[str, Tenso
             where='"config.json"',
             remedy=PAIR,
         )
-    elif declared and not named and all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values()):
+    is_stored = (
+        declared and str(config["quantization_config"].get("quant_method")).lower() == "fp8"
+    )  # and never made so
+    if declared and not named and all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values()):
         yield PreflightFinding(
             id="C08",
-            severity=Severity.RISK,
+            severity=Severity.SILENT if is_stored else Severity.RISK,
             seen="a quantization_config, but plain weights only",
             expected="quantised tensors or scales",
             where='"config.json"',
-            remedy=f"{PAIR}; some methods quantise on loading, for those it is right",
+            remedy=PAIR if is_stored else f"{PAIR}; some methods quantise on loading, for those it is right",
         )
 
 

@@ -10,12 +10,14 @@ from harness.checkpoint.survey import Checkpoint, survey
 from harness.guards.consequences import with_consequence
 from harness.guards.expected import architecture
 from harness.guards.finding import BLOCKING, PreflightFinding, PreflightReport, Severity
+from harness.guards.host import host_findings
 from harness.guards.launch import launch_of
 from harness.guards.launch_arguments import argument_findings, with_overrides
 from harness.guards.launch_files import file_findings, has_other_tokenizer
 from harness.guards.launch_line import line_of
 from harness.guards.launch_options import Launch
 from harness.guards.layout import layout_findings
+from harness.guards.numpy_cache import numpy_cache_findings
 from harness.guards.releases import Release, architectures, newest, release_of
 from harness.guards.side_files import differences, side_file_findings
 from harness.guards.structure import finding_of
@@ -70,14 +72,18 @@ def examine(
     deep: bool = False,
     published: Published | None = None,
     fail_on: frozenset[Severity] = BLOCKING,
+    check_host: bool = False,
 ) -> PreflightReport:
     """Return the same with what could not be looked at; `launch` also says for which release.
 
-    With `deep` names and shapes are also compared with the model that the installed transformers builds.
+    With `deep` names and shapes are also compared with the model that the installed transformers builds; with `check_host`
+    port, shared memory and cache of this machine are looked at too.
     Raises: EnvironmentMissing when that, or what a signature needs, is not installed; UsageError when the manifest of
     `published` or its key cannot be used.
     """
     found = [*_findings(path, launch, dtype, against, read_tensors, deep), *_differences_to(path, published)]
+    if check_host:
+        found += host_findings(launch)
     findings = [with_consequence(finding, launch.release) for finding in found]
     return PreflightReport(
         checkpoint=path,
@@ -98,7 +104,8 @@ def _findings(
     if path.is_dir():
         is_whole = not any(finding.id in UNREAD for finding in structural)
         yield from _architecture(checkpoint, launch.release)
-        yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
+        if launch.text("--load-format") != "sharded_state":  # whose files have names and shapes of their own
+            yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
         for finding in side_file_findings(checkpoint):
             if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
                 yield finding
@@ -108,6 +115,8 @@ def _findings(
     if read_tensors:
         to_fp16 = (launch.text("--dtype") or dtype) in ("float16", "half")
         yield from value_findings(checkpoint, to_fp16=to_fp16)
+        if launch.text("--load-format") == "npcache":
+            yield from numpy_cache_findings(path)
     if against is not None:
         yield from differences(surveyed, survey(against)[0])
 

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             deep=options.deep,
             published=_published(options),
             fail_on=fail_on,
+            check_host=options.check_host,
         )
     except argparse.ArgumentError as error:
         return _ended(error, EXIT_USAGE)
@@ -104,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         "--deep",
         action="store_true",
         help="names and shapes of any architecture, by the installed transformers and torch",
+    )
+    parser.add_argument(
+        "--check-host", action="store_true", help="also whether the engine could start on this host, as this user, now"
     )
     parser.add_argument("--verify", action="store_true", help="read every byte: values that are not finite, zero tails")
     parser.add_argument(

@@ -9,6 +9,9 @@ from harness.guards.finding import PreflightFinding, Severity, shortened
 COPY_AGAIN = "copy the file again from where it was published, then compare sizes and digests"
 CLEAN_DIRECTORY = "publish into a new, empty directory, so that nothing of another release is left in it"
 
+ONE_FORMAT = (
+    "keep the format that is meant and remove the other: consolidated*.safetensors win over all, safetensors over .bin"
+)
 LOADED = (".safetensors", ".json", ".bin")  # an unfinished copy of one of these means that the set is not whole
 
 REFUSES, SILENT, RISK = Severity.REFUSES, Severity.SILENT, Severity.RISK
@@ -43,10 +46,11 @@ MEANING: dict[Defect, tuple[str, Severity, str, str]] = {
     Defect.CONFIG_ABSENT: ("C12", REFUSES, "config.json", COPY_AGAIN),
     Defect.CONFIG_NOT_JSON: ("C12", REFUSES, "a JSON object", COPY_AGAIN),
     Defect.NO_WEIGHTS: ("D19", REFUSES, "*.safetensors", "publish the weights before starting the engine"),
+    Defect.PICKLES_ONLY: ("D13", RISK, "*.safetensors, which can be checked", "convert the weights to safetensors"),
     Defect.MISSING_SHARD_OF_SERIES: ("D03", SILENT, "every shard of the series", COPY_AGAIN),
     Defect.MIXED_SERIES: ("D11", SILENT, "shards of one series", CLEAN_DIRECTORY),
     Defect.DUPLICATE_TENSOR: ("D11", SILENT, "each tensor in one file", CLEAN_DIRECTORY),
-    Defect.MIXED_WEIGHT_FAMILIES: ("D14", SILENT, "weights of one format", CLEAN_DIRECTORY),
+    Defect.MIXED_WEIGHT_FAMILIES: ("D14", SILENT, "weights of one format", ONE_FORMAT),
     Defect.NESTED_CHECKPOINT: ("D17", SILENT, "weights at the top level only", "swap a symlink instead of mv"),
     Defect.PARTIAL_DOWNLOAD_FILE: (
         "D19",

