@@ -17,7 +17,6 @@ from harness.judge.records import Records
 from harness.load.driver import LoadDriver
 from harness.load.plan import LoadPlan, make_plan
 from harness.load.report import Heartbeat
-from harness.load.report import Heartbeat
 from harness.load.shape import LoadShape, steady
 from harness.observe.history import EventKind, Recorder, Request
 from harness.observe.metrics import HistogramSample, pick_histograms, read_page

@@ -50,3 +50,4 @@ def test_comparison_counts_pairs_and_not_blocks() -> None:
     assert judge_blocks(declaration(blocks_per_arm=2), made).pairs == 4
     short = judge_blocks(declaration(blocks_per_arm=2), made[:12])
     assert short.because == "3 valid pairs, the first look is at 4"
+    assert judge_blocks(declaration(blocks_per_arm=2), made[:10]).pairs == 2  # A B of a third is no pair
