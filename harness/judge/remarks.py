@@ -21,10 +21,9 @@ def power_remark(declared: Declaration, reported: Mapping[str, Evidence]) -> str
     found = ", ".join(f"{name} {seen.detectable:+.1%}" for name, seen in known.items())
     spread = ", ".join(f"{name} {seen.pair_sd:.1%}" for name, seen in known.items())
     return (
-        f"smallest effect that could have been found with {pairs} pairs (95 % probability): {found}; pairs spread by "
-        f"{spread}; with {rule.looks[-1]} pairs an effect of {rule.effect:+.0%} is found up to a spread of "
-        f"{rule.spread_to_find(rule.effect, metrics):.1%}, and no change is seen as none up to "
-        f"{rule.spread_to_clear(metrics):.1%}"
+        f"smallest effect that could have been found with {pairs} pairs (95 % probability): {found}; pairs spread by {spread}. "
+        f"{rule.looks[-1]} pairs find {rule.effect:+.0%} up to a spread of {rule.spread_to_find(rule.effect, metrics):.1%}, "
+        f"and clear an unchanged engine up to {rule.spread_to_clear(metrics):.1%}"
     )
 
 

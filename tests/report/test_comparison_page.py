@@ -45,7 +45,7 @@ def test_it_says_the_answer_first_and_how_to_read_it(made: list[Block], headline
     assert headline in words
     assert words.index(headline) < words.index("Metrics")
     assert "How to read it" in words
-    assert ("smallest effect that could have been found" in words) is bool(made)
+    assert ("mallest effect that could have been found" in words) is bool(made)
 
 
 def test_every_metric_has_effect_interval_spread_and_what_could_be_found() -> None:
