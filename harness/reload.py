@@ -74,7 +74,7 @@ class InPlace:
             pauses=rollout.pauses,
         )
         api = self._api(engine)
-        checksums = [api.checksums()] if self.wants_checksums else []
+        checksums = [api.checksums(), api.weight_info()] if self.wants_checksums else []
         calls = [api.pause()] if rollout.pauses else []
         reloaded = api.reload_weights()
         calls.append(reloaded)
@@ -83,7 +83,7 @@ class InPlace:
         if rollout.pauses:
             calls.append(api.resume())
         if self.wants_checksums:
-            checksums.append(api.checksums())
+            checksums += [api.checksums(), api.weight_info()]
         failed = [reply for reply in calls if not reply.is_ok]
         because = "; ".join(f"{reply.call} answered {reply.status or 'nothing'}: {reply.said}" for reply in failed)
         self._event(
@@ -162,19 +162,22 @@ class InPlace:
         self.service.ground.recorder.event("operator", kind, **data)
 
 
-def _compared(checksums: list[Reply]) -> Mapping[str, Any]:
-    """Compare the checksums of all parameters before and after; of many names the first are kept."""
-    if len(checksums) < 2:
+def _compared(asked: list[Reply]) -> Mapping[str, Any]:
+    """Compare checksums and version of the weights before and after; of many names the first are kept."""
+    if not asked:
         return {}
-    before, after = (dict(reply.body.get("checksums") or {}) for reply in checksums)
+    sums, versions = asked[::2], [reply.body.get("weight_version") for reply in asked[1::2]]
+    before, after = (dict(reply.body.get("checksums") or {}) for reply in sums)
     if not before or not after:
-        silent = next(reply for reply in checksums if not reply.body.get("checksums"))
+        silent = next(reply for reply in sums if not reply.body.get("checksums"))
         return {"count": 0, "said": f"HTTP {silent.status}: {silent.said}"}
     names = sorted(after)
     unchanged = [name for name in names if after[name] == before.get(name)]
     empty = [name for name in names if str(after[name]) == OF_NO_BYTES]
     return {
         "count": len(names),
+        "version_before": versions[0],
+        "version_after": versions[1],
         "unchanged_count": len(unchanged),
         "unchanged": unchanged[:NAMES_MAX],
         "of_no_bytes_count": len(empty),

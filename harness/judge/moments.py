@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.guards.canary import Answer
-from harness.judge.reloads import Expected, Reload, is_wrong, reloads, sent_ns, suspects
+from harness.judge.reloads import Expected, Reload, is_wrong, reloads, sent_ns, suspects, told_of_weights
 from harness.judge.reloads import expected_answers as expected_answers
 from harness.judge.reloads import is_right as is_right
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
@@ -182,7 +182,8 @@ def detection(history: History) -> Detection:
         return Detection(
             layer=Layer.HARMLESS,
             at_ns=None,
-            because=f"{len(seen)} of {len(seen)} canaries were right: nothing that clients see has changed",
+            because=f"{len(seen)} of {len(seen)} canaries were right: nothing that clients see has changed"
+            + told_of_weights(history),
             evidence=seen[:RIGHT_FOR_HARMLESS],
         )
     return Detection(layer=Layer.NEVER, at_ns=None, because="nobody noticed anything")

@@ -92,6 +92,20 @@ def expected_answers(history: History) -> dict[str, Expected]:
     }
 
 
+def told_of_weights(history: History) -> str:
+    """Say what an engine's own checks of its weights were worth at a reload that succeeded; empty when nobody asked them."""
+    for event in history.of(EventKind.RELOAD_ENDED):
+        seen = event.data.get("weights") or {}
+        if not event.data["succeeded"] or not seen.get("count"):
+            continue
+        before, after = seen.get("version_before"), seen.get("version_after")
+        return (
+            f"; its checksum endpoint gave {seen['of_no_bytes_count']} of {seen['count']} parameters the digest of no bytes, "
+            f"and its weight version was {before!r} before and {after!r} after"
+        )
+    return ""
+
+
 def sent_ns(request: Request) -> int:
     """Return when a request was sent, or planned when it was not."""
     return request.planned_ns if request.sent_ns is None else request.sent_ns

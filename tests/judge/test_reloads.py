@@ -208,6 +208,14 @@ def test_checksums_trusted(things: Things, expected: Verdict) -> None:
     assert verdict(claims.checksums_trusted(), *before(), *things, *ended()) is expected
 
 
+def test_what_an_engine_says_of_its_own_weights_is_told_with_the_layer() -> None:
+    told_little = told(of_no_bytes_count=2, version_before="default", version_after="default")
+    seen = detection(history(*before(), *told_little, *after("new"), *ended()))
+    assert seen.layer is Layer.HARMLESS
+    assert "2 of 3 parameters the digest of no bytes" in seen.because
+    assert "'default' before" in seen.because
+
+
 def test_reload_without_a_declared_fault_needs_no_proof() -> None:
     assert verdict(claims.faults_proved(), *before(), *reload(), *ended()) is Verdict.HELD
     assert verdict(claims.faults_proved(), *before(), *ended()) is Verdict.UNKNOWN
