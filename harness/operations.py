@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,24 @@ from harness.engine.engine import Engine, HandedOn
 from harness.engine.launch import Launch
 from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError
-from harness.faults.fault import Acting, CacheFault, Damage, Injected, LaunchFault, PublishFault, Racing, StartRace
+from harness.faults.fault import (
+    Acting,
+    CacheFault,
+    Damage,
+    Injected,
+    LaunchFault,
+    LiveFault,
+    PublishFault,
+    Racing,
+    StartRace,
+)
 from harness.ground import LIVE, Ground
 from harness.guards import publish, purge
 from harness.guards.canary import Answer
+from harness.incident import Incident
 from harness.observe.history import EventKind
 from harness.reload import InPlace
-from harness.scenario import Guard, Mode
+from harness.scenario import Action, Guard, Mode
 from harness.service import Service
 
 
@@ -31,11 +42,15 @@ class Operations:
 
     ground: Ground
     service: Service
+    incident: Incident = field(init=False)
     _acting: list[Acting] = field(default_factory=list)
     _refused: str = ""
     _completed: bool = False
     _is_remedied: bool = False  # what serves was started as undamaged
     _undone: list[dict[str, str]] | None = None  # what pre-flight said about the repaired checkpoint
+
+    def __post_init__(self) -> None:
+        self.incident = Incident(self.ground, self.service)
 
     # --- before the load ---
 
@@ -112,15 +127,30 @@ class Operations:
             self._record(injected)
         return launch
 
+    def inject(self) -> Engine:
+        """Let the scenario's live faults strike the engine that users are sent to, and return it.
+
+        Raises: HarnessError when there is none.
+        """
+        engine = self.service.serving
+        if engine is None:
+            raise HarnessError("no engine serves that an incident could strike")
+        self.incident.strike(engine, expects=Answer.NEW if self._completed else Answer.OLD)
+        return engine
+
     def remedy(self) -> None:
         """Undo the fault as documented: whole checkpoint published atomically, cache purged, engine started anew."""
         ground = self.ground
+        if ground.scenario.is_incident:
+            self.incident.remedy(gated=ground.mode is Mode.GUARDED)
+            return
         self._event(
             EventKind.REMEDY_STARTED, what="publish the undamaged checkpoint, purge the cache, start the engine anew"
         )
         for acting in self._acting:
             acting.finish(limit_s=0)  # an operator who repairs a rollout does not wait for the copy that spoilt it
         self.service.stop_failed()
+        self.incident.finish()
         if self._publish_fault is None:
             publish.publish(ground.new, self.root, name=LIVE)
         else:
@@ -140,10 +170,11 @@ class Operations:
 
     def prove_undone(self) -> None:
         """Prove that the remedy left the undamaged checkpoint where engines read it; digests take time, so it comes last."""
+        self.incident.prove_undone()
         if self._undone is None:
             return
         served, wanted = weights_id(self.live.resolve()), weights_id(self.ground.new)
-        names = [fault.name for fault in self.ground.scenario.faults]
+        names = [fault.name for fault in self.ground.scenario.faults if not isinstance(fault, LiveFault)]
         for name in names or [str(self._rollout.how)]:  # a reload alone may be what was wrong
             self._event(
                 EventKind.FAULT_UNDONE,
@@ -168,7 +199,9 @@ class Operations:
         for acting in self._acting:
             with contextlib.suppress(HarnessError, OSError):
                 acting.finish(limit_s=0)
-        self.service.stop_all()
+        with contextlib.ExitStack() as stack:  # what an engine leaves is undone once it has ended, and in any case
+            stack.callback(self.incident.finish)
+            self.service.stop_all()
 
     # --- parts ---
 
@@ -228,7 +261,8 @@ class Operations:
         return preflight_refusals(path, launch, engine=self.ground.starter.identity())
 
     def _altered(self) -> tuple[Launch, list[Injected]]:
-        launch, proofs = self.ground.launch, []
+        serving = self.service.serving
+        launch, proofs = replace(self.ground.launch, beside="" if serving is None else serving.endpoint), []
         for fault in self.ground.scenario.faults:
             if isinstance(fault, LaunchFault):
                 launch, injected = fault.alter(launch)
@@ -257,6 +291,8 @@ class Operations:
             races = (fault for fault in self.ground.scenario.faults if isinstance(fault, StartRace))
             racing = [race.after_start(self.ground.cache) for race in races]
             self._acting += racing
+            if all(step.action is not Action.INJECT for step in self.ground.scenario.timeline) and self.incident.faults:
+                self.incident.strike(engine, expects=Answer.NEW)
         try:
             service.wait_ready(engine, rollout.ready_limit_s)
         except EngineNotReady:

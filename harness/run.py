@@ -23,6 +23,7 @@ from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStar
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.rollout import How
 from harness.errors import FaultNotProved, HarnessError, LeftOver
+from harness.faults.fault import Demanding
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Answer
@@ -48,6 +49,7 @@ from harness.timeline import Timeline
 POLL_S = 0.1
 DEEP_TOKENS = 200  # of a prompt that fills a block of the KV cache: 128 tokens on a CPU, 16 on a GPU
 STOP_LIMIT_S = 20.0
+OBSERVE_LIMIT_S = 30.0  # how long a bare start waits for somebody to notice an incident
 SMOLLM2_FINE_TUNE_SEED = 2
 MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
 
@@ -123,6 +125,7 @@ class Run:
         Raises: EnvironmentMissing; UsageError when the scenario cannot be run with these settings.
         """
         scenario = self._with_models(scenario)
+        self._require_for_faults(scenario)
         if self.settings.old is None:  # a user's old checkpoint stays the old one
             scenario = self._handover.in_the_fitting_direction(scenario)
         try:
@@ -144,6 +147,7 @@ class Run:
         Raises: EnvironmentMissing; HarnessError when the fault did not prove itself or something else went wrong.
         """
         scenario = self._with_models(scenario)
+        self._require_for_faults(scenario)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
         if reuse.can_share(ground):
             ground = replace(
@@ -154,11 +158,15 @@ class Run:
         try:
             operations.prepare()
             running = self._handover.take(ground)
-            if ground.launch.weight_cache is not None or scenario.rollout.how is How.RELOAD:
+            is_needed = ground.launch.weight_cache is not None or scenario.rollout.how is How.RELOAD
+            if is_needed or scenario.is_incident:
                 operations.start_old(running)
-            operations.publish_new()
-            operations.start_rollout()
-            for _ in range(RIGHT_FOR_HARMLESS):
+            if scenario.is_incident:
+                operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
+            else:
+                operations.publish_new()
+                operations.start_rollout()
+            for _ in range(0 if scenario.is_incident else RIGHT_FOR_HARMLESS):
                 if service.serving is not None:
                     service.answers_from(service.serving, Answer.NEW if operations.rollout_succeeded else Answer.OLD)
             if reuse.can_share(ground) and operations.rollout_succeeded:
@@ -180,6 +188,11 @@ class Run:
         return seen, place
 
     # --- parts, in order of use ---
+
+    def _require_for_faults(self, scenario: Scenario) -> None:
+        for fault in scenario.faults:
+            if isinstance(fault, Demanding):
+                fault.require(self.identity)
 
     def _prepare_ground(
         self, scenario: Scenario, mode: Mode, claims: tuple[Claim, ...], *, suffix: str

@@ -11,7 +11,7 @@ from typing import Any
 from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import How, Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
-from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, PublishFault, StartRace
+from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, LiveFault, PublishFault, StartRace
 from harness.judge.claim import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
 from harness.load.shape import LoadShape
 
@@ -28,6 +28,7 @@ class Action(StrEnum):
 
     PUBLISH = "publish"
     START_ROLLOUT = "start_rollout"
+    INJECT = "inject"
     REMEDY = "remedy"
 
 
@@ -65,8 +66,15 @@ class When:
         """Move the engine to what was published."""
         return self._step(Action.START_ROLLOUT)
 
+    def inject(self) -> Step:
+        """Let the scenario's live faults strike the engine that serves."""
+        return self._step(Action.INJECT)
+
     def remedy(self) -> Step:
-        """Undo the fault and roll out the undamaged new checkpoint, unless the rollout went well."""
+        """Undo the fault and roll out the undamaged new checkpoint, or after an incident start the same one anew.
+
+        Nothing is done when the rollout went well and nobody noticed anything.
+        """
         return self._step(Action.REMEDY)
 
     def _step(self, action: Action) -> Step:
@@ -89,6 +97,9 @@ def after_detection(*, limit_s: float) -> When:
 
 
 USUAL_TIMELINE = (at(2.5).publish("new"), then().start_rollout(), after_detection(limit_s=120.0).remedy())
+INCIDENT_TIMELINE = (at(2.5).inject(), after_detection(limit_s=60.0).remedy())
+_ROLLOUT = (Action.PUBLISH, Action.START_ROLLOUT)
+_ORDERS = (_ROLLOUT, (Action.INJECT,), (Action.INJECT, *_ROLLOUT), (*_ROLLOUT, Action.INJECT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,25 +137,30 @@ class Scenario:
 
     def _timeline_problems(self) -> list[str]:
         times = [step.at_s for step in self.timeline if step.at_s is not None]
-        actions = [step.action for step in self.timeline]
-        order = [Action.PUBLISH, Action.START_ROLLOUT, Action.REMEDY]
+        actions = tuple(step.action for step in self.timeline)
         problems = []
         if times != sorted(times):
             problems.append(f"timeline must be in time order, got at_s={tuple(times)}")
-        if actions != order[: len(actions)] or len(actions) < 2:
+        if actions not in (*_ORDERS, *((*order, Action.REMEDY) for order in _ORDERS)):
             problems.append(
-                f"timeline must be publish, start_rollout and perhaps remedy, got {[str(a) for a in actions]}"
+                "timeline must be publish, start_rollout and perhaps remedy, with inject before or after the rollout or "
+                f"in its place, got {[str(a) for a in actions]}"
             )
         elif times[:1] and not 0 < times[0] < self.limit_s:
-            problems.append(f"publish must lie between 0 and limit_s={self.limit_s:g}, got {times[0]:g}")
+            problems.append(f"{actions[0]} must lie between 0 and limit_s={self.limit_s:g}, got {times[0]:g}")
         return problems
 
     def _fault_problems(self) -> list[str]:
         problems = [
             f'"{fault.name}" is no kind of fault that can be injected'
             for fault in self.faults
-            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault | StartRace)
+            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault | StartRace | LiveFault)
         ]
+        live = [fault.name for fault in self.faults if isinstance(fault, LiveFault)]
+        if self.is_incident and len(live) != len(self.faults):
+            problems.append("a scenario without a rollout can only inject live faults")
+        if any(step.action is Action.INJECT for step in self.timeline) and not live:
+            problems.append("inject() needs a live fault")
         if self.reloads and any(isinstance(fault, LaunchFault | CacheFault | StartRace) for fault in self.faults):
             problems.append("an engine that reloads is not started: faults of launch, cache and start cannot act")
         for kind, what in ((PublishFault, "publish"), (CacheFault, "cache")):
@@ -157,6 +173,11 @@ class Scenario:
     def reloads(self) -> bool:
         """Say whether an engine is given other weights while it runs, in either mode."""
         return How.RELOAD in (self.rollout.how, self.guarded_rollout.how)
+
+    @property
+    def is_incident(self) -> bool:
+        """Say whether nothing is rolled out: the engine on the old checkpoint is struck, and started anew."""
+        return all(step.action is not Action.START_ROLLOUT for step in self.timeline)
 
     def at_rate(self, rate_rps: float) -> Scenario:
         """Return the same scenario at another request rate, with its times changed so that as many requests fit."""

@@ -78,10 +78,10 @@ class Service:
         if self.watcher is not None:
             self.watcher.watch(engine.endpoint, engine.incarnation, self.ground.api_key)
 
-    def answers_from(self, engine: Engine, expected: Answer) -> bool:
+    def answers_from(self, engine: Engine, expected: Answer, *, limit_s: float = CANARY_LIMIT_S) -> bool:
         """Ask before any user does: every canary prompt, then one stream, at which a fresh engine also compiles."""
         goldens = self.ground.goldens
-        limit_s = min(CANARY_LIMIT_S, max(self.ground.deadline.remaining_s(), 1.0))
+        limit_s = min(limit_s, max(self.ground.deadline.remaining_s(), 1.0))
         api = EngineApi(url=engine.endpoint, api_key=self.ground.api_key, limit_s=limit_s)
         seen: Comparison | None = None
         answer = ""

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from harness.errors import WaitExpired
 from harness.label import DIRECTORY_PREFIX, LABEL_KEY, LABEL_VARIABLE, SHARED_MEMORY, RunLabel, parse_label
 
 DOCKER_LIMIT_S = 5
+UNMOUNT_LIMIT_S = 10.0
 KINDS = ("containers", "networks", "processes", "directories")
 
 
@@ -159,12 +161,26 @@ def _is_own_directory(path: Path) -> bool:
 def _remove_directory(directory: Path) -> None:
     if not _is_own_directory(directory):
         return
+    _unmount_below(directory)
     _open_up(str(directory))
     with contextlib.suppress(OSError):
         for _, names, _, folder in os.fwalk(directory, follow_symlinks=False):
             for name in names:  # read-only checkpoints must not survive for their mode bits
                 _open_up(name, inside=folder)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _unmount_below(directory: Path) -> None:
+    """Take away what a fault mounted inside a directory of ours; only root can have mounted anything."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    places = [Path(line.split()[1].replace(r"\040", " ")) for line in lines]
+    for place in sorted((p for p in places if p != directory and p.is_relative_to(directory)), reverse=True):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["umount", "--lazy", str(place)]
+            subprocess.run(command, capture_output=True, timeout=UNMOUNT_LIMIT_S, check=False)
 
 
 def _open_up(name: str, *, inside: int | None = None) -> None:

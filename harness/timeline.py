@@ -10,7 +10,7 @@ from harness.clock import now_ns, pause, poll_until, seconds_between
 from harness.errors import WaitExpired
 from harness.ground import Ground
 from harness.judge.latency import REQUESTS_PER_WINDOW_MIN
-from harness.judge.moments import Layer, Window, detection, recovery_at_ns, requests_in
+from harness.judge.moments import WITNESSES_S, Layer, Window, detection, recovery_at_ns, requests_in, service_changed
 from harness.observe.history import EventKind
 from harness.operations import Operations
 from harness.scenario import Action, Step
@@ -46,11 +46,15 @@ class Timeline:
             operations.publish_new()
         elif step.action is Action.START_ROLLOUT:
             operations.start_rollout()
+        elif step.action is Action.INJECT:
+            self._await_enough(Window.BEFORE)
+            operations.inject()
         elif not self._needs_no_remedy():
             operations.remedy()
 
     def _needs_no_remedy(self) -> bool:
-        return self.operations.rollout_succeeded and detection(self.ground.recorder.snapshot()).layer is Layer.HARMLESS
+        went_well = self.operations.rollout_succeeded or self.ground.scenario.is_incident
+        return went_well and detection(self.ground.recorder.snapshot()).layer is Layer.HARMLESS
 
     def _await_detection(self, limit_s: float) -> None:
         recorder = self.ground.recorder
@@ -59,6 +63,8 @@ class Timeline:
             return None if detection(recorder.snapshot()).layer is Layer.NEVER else True
 
         self._wait(noticed, limit_s=limit_s)
+        if recorder.snapshot().first(EventKind.INCIDENT_STARTED) is not None:
+            self._wait(lambda: None, limit_s=WITNESSES_S)  # others may notice what a client saw first
         seen = detection(recorder.snapshot())
         recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because)
 
@@ -67,7 +73,7 @@ class Timeline:
         scenario, seen = ground.scenario, ground.recorder.snapshot()
         limit_s = scenario.load.limits.total_s + 10 / max(scenario.load.canary_rate_rps, 0.1)
         claimed_s = [float(c.parameters["within_s"]) for c in scenario.claims(ground.mode) if c.name == "recovered"]
-        begun = seen.last(EventKind.REMEDY_STARTED) or seen.last(EventKind.ROLLOUT_STARTED)
+        begun = service_changed(seen)
         if claimed_s and begun is not None:  # what is claimed can only be denied by looking as long as that
             limit_s = max(limit_s, max(claimed_s) - seconds_between(begun.at_ns, now_ns()))
         self._wait(lambda: recovery_at_ns(ground.recorder.snapshot()), limit_s=limit_s)

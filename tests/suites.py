@@ -35,6 +35,26 @@ WIDENED = Scenario(
 def test_nobody_is_served_from_a_widened_tensor(run_scenario):
     run_scenario(WIDENED).require_held()
 '''
+# An engine that is frozen at 1 s, and nobody who would notice for a long time.
+FROZEN_SUITE = '''"""The engine is frozen. Must hold: canaries notice."""
+
+from harness import Scenario, after_detection, at, claims, faults, load, models
+
+FROZEN = Scenario(
+    name="frozen",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.frozen_process(),),
+    load=load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=0.2),
+    unguarded=(claims.detected_by("canary"),),
+    guarded=(claims.detected_by("canary"),),
+    timeline=(at(1.0).inject(), after_detection(limit_s=60.0).remedy()),
+)
+
+
+def test_canaries_notice(run_scenario):
+    run_scenario(FROZEN).require_held()
+'''
 UNKNOWN_UNGUARDED = "claims.layer_as_expected()"  # nothing is recorded for a suite that has no expectations
 BROKEN_UNGUARDED = 'claims.detected_by("preflight")'  # nobody looks at the files before the engine does
 
@@ -44,6 +64,14 @@ def write_suite(directory: Path, *, unguarded: str = UNKNOWN_UNGUARDED) -> Path:
     suite = directory / "rollouts"
     suite.mkdir(parents=True, exist_ok=True)
     (suite / "test_widened.py").write_text(SUITE.replace("CLAIMS", unguarded))
+    return suite
+
+
+def write_frozen_suite(directory: Path) -> Path:
+    """Write a suite of one incident and return its directory."""
+    suite = directory / "rollouts"
+    suite.mkdir(parents=True, exist_ok=True)
+    (suite / "test_frozen.py").write_text(FROZEN_SUITE)
     return suite
 
 

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "under_way",
         "reload",
         "admission",
+        "incident",
         "operations",
         "prediction",
         "reuse",

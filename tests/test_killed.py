@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.clock import now_ns, pause, poll_until, seconds_between
-from tests.suites import left_of, start, write_suite
+from harness.engine.proc import find
+from tests.suites import left_of, start, write_frozen_suite, write_suite
 
 END_LIMIT_S = 30.0
 KILLED_LIMIT_S = 10.0
@@ -87,3 +88,29 @@ def test_killed_run_leaves_nothing_within_ten_seconds(run: subprocess.Popen[str]
     assert judged.returncode == 2, said
     assert "unknown" in said
     assert "Traceback" not in said
+
+
+def test_killed_run_leaves_no_engine_that_it_had_frozen(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    write_frozen_suite(tmp_path)
+    run = start(["run", "rollouts", "--all", "--engine", "reference"], scratch=scratch, cwd=tmp_path)
+    try:
+        pid = poll_until(lambda: frozen_in(tmp_path), what="the engine is frozen", limit_s=60.0)
+        assert " T " in Path(f"/proc/{pid}/stat").read_text()
+    finally:
+        run.kill()
+        run.communicate(timeout=END_LIMIT_S)
+    poll_until(lambda: None if left_of(run.pid, scratch) else True, what="nothing is left", limit_s=KILLED_LIMIT_S)
+    engine = find(pid)
+    assert engine is None or not engine.is_running(), "a process 1 that reaps nobody leaves it as a zombie"
+
+
+def frozen_in(directory: Path) -> int | None:
+    """Return the process that the history of a run says is frozen; how to undo that is in it before."""
+    lines = [json.loads(line) for path in histories(directory) for line in path.read_text().splitlines() if line]
+    injected = next((line["data"] for line in lines if line.get("kind") == "fault_injected"), None)
+    if injected is None:
+        return None
+    struck = [line["data"] for line in lines if line.get("kind") == "incident_started"]
+    assert "SIGCONT" in struck[0]["undo"]["frozen_process"]
+    return int(next(iter(injected["after"]["states"])))

@@ -8,7 +8,7 @@ import pytest
 
 from harness import Scenario, after_detection, at, claims, faults, load, models, then
 from harness.errors import ScenarioInvalid
-from harness.scenario import Mode
+from harness.scenario import Mode, Step
 
 GOOD = Scenario(
     name="good",
@@ -32,6 +32,10 @@ GOOD = Scenario(
         ({"timeline": (then().start_rollout(), then().publish("new"))}, "must be publish, start_rollout"),
         ({"timeline": (at(3.0).publish("new"),)}, "must be publish, start_rollout"),
         ({"timeline": (at(900.0).publish("new"), then().start_rollout())}, "between 0 and limit_s=600, got 900"),
+        ({"timeline": (at(1.0).inject(),)}, "without a rollout can only inject live faults; inject\\(\\) needs a live fault"),
+        ({"timeline": (at(1.0).inject(), then().start_rollout())}, "must be publish, start_rollout"),
+        ({"timeline": (at(1.0).inject(), then().inject())}, "must be publish, start_rollout"),
+        ({"timeline": (at(900.0).inject(),), "faults": (faults.frozen_process(),)}, "inject must lie between"),
         ({"faults": (faults.nested_move(), faults.overwrite_in_place())}, "2 publish faults, at most one"),
     ],
 )
@@ -43,6 +47,22 @@ def test_contradiction_is_named(change: dict[str, object], said: str) -> None:
 def test_only_the_new_checkpoint_can_be_published() -> None:
     with pytest.raises(ScenarioInvalid, match='only "new"'):
         at(1.0).publish("old")
+
+
+@pytest.mark.parametrize(
+    ("timeline", "is_incident"),
+    [
+        ((at(1.0).inject(),), True),
+        ((at(1.0).inject(), after_detection(limit_s=9).remedy()), True),
+        ((at(1.0).inject(), then().publish("new"), then().start_rollout()), False),
+        ((at(1.0).publish("new"), then().start_rollout(), then().inject(), then().remedy()), False),
+        ((at(1.0).publish("new"), then().start_rollout()), False),
+    ],
+)
+def test_an_incident_is_what_rolls_nothing_out(timeline: tuple[Step, ...], is_incident: bool) -> None:
+    struck = replace(GOOD, faults=(faults.frozen_process(),), timeline=timeline)
+    assert struck.is_incident is is_incident
+    assert [step["action"] for step in struck.declaration()["timeline"]] == [step.action for step in timeline]
 
 
 def test_declaration_says_what_goes_wrong_and_when() -> None:

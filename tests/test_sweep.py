@@ -46,6 +46,19 @@ def labelled_process(label: RunLabel) -> subprocess.Popen[bytes]:
     return subprocess.Popen(SLEEPER, env={**os.environ, LABEL_VARIABLE: str(label)}, start_new_session=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts anything")
+def test_what_a_fault_mounted_goes_with_the_directory_of_its_run(label: RunLabel) -> None:
+    inner = work_directory(label) / "live"
+    inner.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(inner)], check=True, timeout=LIMIT_S)
+    (inner / "file").write_bytes(b"x")
+
+    assert sweep.end(label, docker=False).is_empty()
+
+    assert not work_directory(label).exists()
+    assert str(inner) not in Path("/proc/self/mounts").read_text()
+
+
 def test_label_survives_being_written_and_read() -> None:
     label = new_label()
     assert parse_label(str(label)) == label

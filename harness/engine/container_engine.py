@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import docker.errors
+import psutil
 import requests
 from docker.models.containers import Container
 from testcontainers.core.container import DockerContainer
@@ -151,6 +152,45 @@ class ContainerEngine:
         assert isinstance(done.output, bytes)
         return int(done.output.split()[0])
 
+    def processes(self, role: str) -> tuple[int, ...]:
+        """Return the process ids, as the host numbers them, of the `server`, of what computes (`core`), or of `all`.
+
+        Empty when the container has ended, and where the Docker engine runs on another machine.
+        """
+        if self._is_removed:
+            return ()
+        with docker_sentence(f'processes of engine "{self._incarnation}"'):
+            self._container.reload()
+        init_pid = int(self._container.attrs["State"].get("Pid") or 0)
+        try:
+            if not init_pid or self.container_id not in Path(f"/proc/{init_pid}/cgroup").read_text(encoding="ascii"):
+                return ()
+            init = psutil.Process(init_pid)
+            members = init.children(recursive=True)
+        except (OSError, psutil.Error):
+            return ()
+        if role == "server":
+            return tuple(process.pid for process in members if process.ppid() == init_pid)
+        if role == "core":
+            return tuple(process.pid for process in members if _computes(process))
+        return (init_pid, *(process.pid for process in members))
+
+    def run_inside(self, *command: str) -> tuple[int, str]:
+        """Run a command in the container and return its exit code and what it printed."""
+        with docker_sentence(f'"{command[0]}" in engine "{self._incarnation}"'):
+            done = self._container.exec_run(list(command))
+        assert isinstance(done.output, bytes)
+        assert done.exit_code is not None
+        return int(done.exit_code), done.output.decode(errors="replace").strip()
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Change how much memory the container may use, swap included.
+
+        Raises: HarnessError when the kernel cannot bring the container below it.
+        """
+        with docker_sentence(f'memory limit of engine "{self._incarnation}"'):
+            self._container.update(mem_limit=limit_bytes, memswap_limit=limit_bytes)
+
     def pause(self) -> None:
         """Freeze the engine core; the server keeps answering `/health`."""
         self.kill("core", signal.SIGSTOP)
@@ -201,3 +241,11 @@ def _published_port(container: Container) -> int:
 def _exit_code(status: int) -> int:
     """Undo the shell's way of writing a death by signal."""
     return 128 - status if 128 < status <= 128 + signal.NSIG else status
+
+
+def _computes(process: psutil.Process) -> bool:
+    try:
+        title = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "EngineCore" in title or "VLLM::Worker" in title

@@ -75,6 +75,7 @@ class ContainerOptions:
     cpus: str  # "0,1"; empty: no pinning
     memory_limit_bytes: int
     gpus: tuple[str, ...] | int = 0  # ids, or how many (-1: all)
+    shared_memory_bytes: int = SHARED_MEMORY_BYTES
 
     @property
     def ports(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class ContainerOptions:
             "mem_limit": self.memory_limit_bytes,
             "memswap_limit": self.memory_limit_bytes,
             "pids_limit": PIDS_LIMIT,
-            "shm_size": SHARED_MEMORY_BYTES,
+            "shm_size": self.shared_memory_bytes,
             # vLLM as process 1 would ignore a SIGTERM that comes before its handlers are set.
             "init": True,
             # The log is read back through the daemon, which not every driver can do.
@@ -161,6 +162,7 @@ def container_options(
         cpus=",".join(str(cpu) for cpu in site.engine_cpus),
         memory_limit_bytes=site.memory_limit_bytes,
         gpus=gpus,
+        shared_memory_bytes=launch.shared_memory_bytes or SHARED_MEMORY_BYTES,
     )
 
 

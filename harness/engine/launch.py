@@ -37,6 +37,9 @@ class Launch:
     weight_cache: WeightCache | None = None
     extra_arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    shared_memory_bytes: int | None = None  # of a container; None: what containers here get
+    port: int | None = None  # of this host, whoever listens on it; None: a free one
+    beside: str = ""  # the endpoint of the engine that serves meanwhile
 
     def arguments(self, *, model: str, host: str, port: int) -> tuple[str, ...]:
         """Return the arguments after `vllm serve` for a checkpoint at `model`; the API key is never among them."""

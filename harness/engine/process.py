@@ -109,7 +109,7 @@ class ProcessStarter:
             raise UsageError(f'engine "{incarnation}" cannot be started: its starter is not open')
         is_cpu = self._is_cpu(packages)
         port = _hold_port()
-        number = port.getsockname()[1]
+        number = launch.port or port.getsockname()[1]
         scratch = _scratch_directory(site)
         label = engine_label(site, incarnation, scratch)
         engine = ProcessEngine(

@@ -156,6 +156,15 @@ class ProcessEngine:
         """Return the process ids of the server and of all it started."""
         return frozenset(str(process.pid) for process in self.members())
 
+    def processes(self, role: str) -> tuple[int, ...]:
+        """Return the process ids of the `server`, of what computes (`core`), or of `all`; empty once they have ended."""
+        members = self.members()
+        if role == "all":
+            return tuple(process.pid for process in members)
+        if role == "server":
+            return tuple(process.pid for process in members if process.pid == self.pid)
+        return tuple(process.pid for process in self._computing()) if members else ()
+
     def members(self) -> list[psutil.Process]:
         """Return the living processes of this engine, also those that left its group."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]

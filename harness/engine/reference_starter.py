@@ -58,7 +58,7 @@ class ReferenceStarter:
         if site is None:
             raise UsageError(f'engine "{incarnation}" cannot be started: its starter is not open')
         port = _held_port()
-        number = port.getsockname()[1]
+        number = launch.port or port.getsockname()[1]
         scratch = Path(tempfile.mkdtemp(prefix="e-", dir=site.work_directory))
         label = engine_label(site, incarnation, scratch)
         engine = ProcessEngine(

@@ -17,8 +17,19 @@ from harness.faults.bytes_on_disk import (
 )
 from harness.faults.cache import late_purge, stale_weight_cache
 from harness.faults.config import added_config, mismatched_config, removed_config
+from harness.faults.disk import full_disk
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
-from harness.faults.fault import Acting, CacheFault, Damage, Fault, Injected, LaunchFault, PublishFault, StartRace
+from harness.faults.fault import (
+    Acting,
+    CacheFault,
+    Damage,
+    Fault,
+    Injected,
+    LaunchFault,
+    LiveFault,
+    PublishFault,
+    StartRace,
+)
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.hub_cache import broken_hub_cache
 from harness.faults.launch import (
@@ -37,10 +48,15 @@ from harness.faults.leftovers import (
     new_weights_as_bin,
     stale_numpy_cache,
 )
+from harness.faults.loading import changed_while_loading
+from harness.faults.memory import memory_limit
 from harness.faults.mixtures import new_config_old_weights, old_config_new_weights, stale_index
 from harness.faults.names import add_bias, rename_prefix, rename_tensor
+from harness.faults.old_server import port_of_old_server
 from harness.faults.presharded import presharded_state
+from harness.faults.process import frozen_process, killed_process, killed_with_leftovers
 from harness.faults.publish import nested_move, overwrite_in_place, rsync_in_place, slow_sync
+from harness.faults.shared_memory import full_shared_memory, small_shared_memory
 from harness.faults.side_files import (
     changed_chat_template,
     cut_json,
@@ -68,6 +84,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "cast_all": cast_all,
     "cast_tensor": cast_tensor,
     "changed_chat_template": changed_chat_template,
+    "changed_while_loading": changed_while_loading,
     "context_length": context_length,
     "cut_json": cut_json,
     "damage_header": damage_header,
@@ -76,14 +93,20 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "flip_bit": flip_bit,
     "flip_dtype_in_header": flip_dtype_in_header,
     "foreign_file": foreign_file,
+    "frozen_process": frozen_process,
+    "full_disk": full_disk,
+    "full_shared_memory": full_shared_memory,
     "generation_defaults": generation_defaults,
     "held_port": held_port,
+    "killed_process": killed_process,
+    "killed_with_leftovers": killed_with_leftovers,
     "late_purge": late_purge,
     "launch_argument": launch_argument,
     "launch_dtype": launch_dtype,
     "launch_environment": launch_environment,
     "leftover_consolidated": leftover_consolidated,
     "leftover_shards": leftover_shards,
+    "memory_limit": memory_limit,
     "mismatched_config": mismatched_config,
     "missing_chat_template": missing_chat_template,
     "missing_file": missing_file,
@@ -99,6 +122,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "parallel_size": parallel_size,
     "permuted_tokenizer": permuted_tokenizer,
     "pointer_file": pointer_file,
+    "port_of_old_server": port_of_old_server,
     "presharded_state": presharded_state,
     "previous_shard": previous_shard,
     "relayout_tensor": relayout_tensor,
@@ -107,6 +131,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "rename_tensor": rename_tensor,
     "rsync_in_place": rsync_in_place,
     "slow_sync": slow_sync,
+    "small_shared_memory": small_shared_memory,
     "stale_index": stale_index,
     "stale_numpy_cache": stale_numpy_cache,
     "stale_weight_cache": stale_weight_cache,
@@ -128,6 +153,7 @@ __all__ = [
     "Fault",
     "Injected",
     "LaunchFault",
+    "LiveFault",
     "PublishFault",
     "StartRace",
     "add_bias",
@@ -138,6 +164,7 @@ __all__ = [
     "cast_all",
     "cast_tensor",
     "changed_chat_template",
+    "changed_while_loading",
     "context_length",
     "cut_json",
     "damage_header",
@@ -146,14 +173,20 @@ __all__ = [
     "flip_bit",
     "flip_dtype_in_header",
     "foreign_file",
+    "frozen_process",
+    "full_disk",
+    "full_shared_memory",
     "generation_defaults",
     "held_port",
+    "killed_process",
+    "killed_with_leftovers",
     "late_purge",
     "launch_argument",
     "launch_dtype",
     "launch_environment",
     "leftover_consolidated",
     "leftover_shards",
+    "memory_limit",
     "mismatched_config",
     "missing_chat_template",
     "missing_file",
@@ -169,6 +202,7 @@ __all__ = [
     "parallel_size",
     "permuted_tokenizer",
     "pointer_file",
+    "port_of_old_server",
     "presharded_state",
     "previous_shard",
     "relayout_tensor",
@@ -177,6 +211,7 @@ __all__ = [
     "rename_tensor",
     "rsync_in_place",
     "slow_sync",
+    "small_shared_memory",
     "stale_index",
     "stale_numpy_cache",
     "stale_weight_cache",

@@ -70,6 +70,12 @@ CATALOGUE: dict[str, Entry] = {
         by_hand="on a copy, write another `chat_template.jinja`",
         cost=SMALL,
     ),
+    "changed_while_loading": Entry(
+        what="A weight file is cut short, or the other checkpoint's is written over it, while a starting engine has it mapped.",
+        by_hand="while the engine loads: `truncate -s 4096 live/model.safetensors`, or `cp old/model.safetensors live/`",
+        needs=("files of some tens of MB, so that the engine is seen in the middle",),
+        cost="one shard, put back afterwards",
+    ),
     "context_length": Entry(
         what="The engine is launched with a longer context than the config allows.",
         by_hand="`vllm serve MODEL --max-model-len 1000000`",
@@ -114,6 +120,23 @@ CATALOGUE: dict[str, Entry] = {
         by_hand="on a copy: `curl -o model.safetensors URL-THAT-NEEDS-A-LOGIN`, or `: > model.safetensors`",
         reports=("vllm-project/vllm#57975", "huggingface/transformers#27923"),
     ),
+    "frozen_process": Entry(
+        what="The process that computes is stopped: it is alive, connections stay open, and no answer comes.",
+        by_hand="`kill -STOP` of the process `VLLM::EngineCore`; `kill -CONT` undoes it",
+        cost=NOTHING,
+    ),
+    "full_disk": Entry(
+        what="The disk is full before a copy over the live files is complete.",
+        by_hand="`mount -t tmpfs -o size=2m tmpfs DIR`, then `cp` more into it than fits",
+        needs=("root, for a small file system of its own",),
+        cost="the live files, on a small file system in memory",
+    ),
+    "full_shared_memory": Entry(
+        what="The container's `/dev/shm` is full while its engine serves.",
+        by_hand="in the container: `dd if=/dev/zero of=/dev/shm/filler`",
+        needs=("an engine in a container",),
+        cost="the container's own shared memory",
+    ),
     "generation_defaults": Entry(
         what="The checkpoint brings sampling defaults: requests that name none are answered otherwise.",
         by_hand='on a copy, add `"temperature": 1.9, "top_k": 3` to `generation_config.json`',
@@ -124,6 +147,16 @@ CATALOGUE: dict[str, Entry] = {
         what="The new engine should listen where the old one still does; health checks are answered by the old one.",
         by_hand="start the new engine with the `--port` of the old one, without stopping that",
         needs=("an engine on the host's network: process or reference",),
+        cost=NOTHING,
+    ),
+    "killed_process": Entry(
+        what="The engine core or the server ends by a signal while it serves.",
+        by_hand="`kill -KILL` (or `-SEGV`) of the process `VLLM::EngineCore`",
+        cost=NOTHING,
+    ),
+    "killed_with_leftovers": Entry(
+        what="Every process of the engine is killed at once; the next one starts among what they left in `/dev/shm`.",
+        by_hand="`kill -KILL` of the server and of all its children, then start the next engine",
         cost=NOTHING,
     ),
     "late_purge": Entry(
@@ -166,6 +199,11 @@ CATALOGUE: dict[str, Entry] = {
         by_hand="copy the old `model.safetensors` to `previous-model.safetensors` in a copy of the new checkpoint",
         needs=("old",),
         cost=OLD,
+    ),
+    "memory_limit": Entry(
+        what="The engine reaches its memory limit: in a container the kernel kills, elsewhere an allocation fails.",
+        by_hand="`docker update --memory` to little more than it holds, or `prlimit --as`",
+        cost=NOTHING,
     ),
     "mismatched_config": Entry(
         what="The config belongs to another model: layers, sizes, vocabulary, tied embeddings, rope, architecture.",
@@ -273,6 +311,12 @@ CATALOGUE: dict[str, Entry] = {
         by_hand="`GIT_LFS_SKIP_SMUDGE=1 git clone REPOSITORY`",
         reports=("vllm-project/vllm#57975", "microsoft/OmniParser#34", "deepseek-ai/DeepSeek-V3#557"),
     ),
+    "port_of_old_server": Entry(
+        what="The old server was not stopped and keeps the port: health checks of the new one are answered by the old.",
+        by_hand="start the new server with the `--port` of the old one while that still runs",
+        needs=("engines that share the host's network: not containers",),
+        cost=NOTHING,
+    ),
     "presharded_state": Entry(
         what="The weights are a state saved rank by rank for another tensor parallel size.",
         by_hand="`LLM(...).save_sharded_state(...)` with two ranks, then serve it with one and `--load-format sharded_state`",
@@ -320,6 +364,12 @@ CATALOGUE: dict[str, Entry] = {
         reports=("caikit/caikit#361", "vllm-project/vllm#50633", "vllm-project/vllm#31726"),
         needs=("a rollout",),
         cost="the checkpoint",
+    ),
+    "small_shared_memory": Entry(
+        what="The engine's container is started with very little shared memory.",
+        by_hand="`docker run --shm-size 64k`",
+        needs=("an engine in a container",),
+        cost=NOTHING,
     ),
     "stale_index": Entry(
         what="The old shards and their weight index lie beside the new weights, and the index names only the old.",

@@ -133,7 +133,18 @@ class Struck(Acting, Protocol):
 
 
 @runtime_checkable
-class LiveFault(Fault, Protocol):
+class Demanding(Protocol):
+    """A fault that not every engine or machine has what it needs for."""
+
+    def require(self, identity: EngineIdentity) -> None:
+        """Return if it can be injected into such an engine on this machine.
+
+        Raises: EnvironmentMissing with the reason.
+        """
+
+
+@runtime_checkable
+class LiveFault(Fault, Demanding, Protocol):
     """Something that happens to a running engine: to its processes, to what it may use, or to files it reads.
 
     With a step `inject()` it strikes the engine that serves; without, the new engine of a rollout while it starts.
@@ -141,12 +152,6 @@ class LiveFault(Fault, Protocol):
 
     def undo(self) -> str:
         """Say how it is undone by hand. This is in the history before the fault strikes."""
-
-    def require(self, identity: EngineIdentity) -> None:
-        """Return if it can strike such an engine on this machine.
-
-        Raises: EnvironmentMissing with the reason.
-        """
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
         """Act on the engine and prove it: state before, state after.

@@ -65,7 +65,7 @@ class SlowSync:
         return parameters_of(self)
 
     def start(self, source: Path, live: Path, *, random: Random) -> Acting:
-        files = _publishable(source, live)
+        files = publishable(source, live)
         weights = [name for name in files if name.endswith(".safetensors")]
         small = [name for name in files if name not in weights]
         if not weights:
@@ -99,7 +99,7 @@ class NestedMove:
         return parameters_of(self)
 
     def start(self, source: Path, live: Path, *, random: Random) -> Acting:
-        _publishable(source, live)
+        publishable(source, live)
         wanted = loaded_weights_id(source)
         before = _top_level(live)
         staging = Path(tempfile.mkdtemp(prefix="staging-", dir=live.parent))
@@ -139,7 +139,7 @@ class OverwriteInPlace:
         return parameters_of(self)
 
     def start(self, source: Path, live: Path, *, random: Random) -> Acting:
-        files = _publishable(source, live)
+        files = publishable(source, live)
         inodes = {name: (live / name).stat().st_ino for name in files if (live / name).exists()}
         changed = [name for name in inodes if not filecmp.cmp(source / name, live / name, shallow=False)]
         before = {name: file_facts(live / name) for name in inodes}
@@ -179,7 +179,7 @@ class RsyncInPlace:
         return parameters_of(self)
 
     def start(self, source: Path, live: Path, *, random: Random) -> Acting:
-        files = _publishable(source, live)
+        files = publishable(source, live)
         weights = [name for name in files if name.endswith(".safetensors")]
         if not weights:
             raise FaultNotApplicable(f'no safetensors file in "{source}" to write block by block')
@@ -195,7 +195,7 @@ class RsyncInPlace:
         return copy
 
 
-def _publishable(source: Path, live: Path) -> list[str]:
+def publishable(source: Path, live: Path) -> list[str]:
     """Return the names of the files to publish, when `live` is a real directory of files that nobody shares.
 
     Raises: FaultNotApplicable.

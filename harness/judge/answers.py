@@ -16,8 +16,8 @@ from harness.judge.moments import (
     fault_at_ns,
     load_span,
     recovery_at_ns,
-    remedy_at_ns,
     requests_in,
+    service_changed,
 )
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, RequestResult
@@ -128,12 +128,10 @@ def only_weights_served(history: History, context: Context, which: str, window: 
 
 def recovered(history: History, context: Context, within_s: float) -> Judgement:
     """Measure how long after the remedy began service answered rightly again."""
-    start, end = remedy_at_ns(history), recovery_at_ns(history)
-    rollout = history.first(EventKind.ROLLOUT_STARTED)
-    if start is None and rollout is not None:
-        start = rollout.at_ns
-    if start is None:
+    begun, end = service_changed(history), recovery_at_ns(history)
+    if begun is None:
         return Verdict.UNKNOWN, "neither a rollout nor a remedy was started", ()
+    start = begun.at_ns
     if end is None:
         last = next((r for r in reversed(history.canaries()) if r.planned_ns >= start), None)
         seen = "no canary was sent" if last is None else f"the last canary was {last.answer or last.result}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
-from harness.judge import answers, live_answers, own_answers
+from harness.judge import answers, incident_answers, live_answers, own_answers
 from harness.judge.claim import PAIRED_ONLY, Claim, Context, Judgement
 from harness.judge.moments import Layer, Window
 from harness.judge.verdict import Finding, Verdict
@@ -83,6 +83,16 @@ def checksums_trusted() -> Claim:
     return Claim("checksums_trusted")
 
 
+def health_told(*, within_s: float) -> Claim:
+    """Claim that `/health` of a struck engine was bad within `within_s` seconds."""
+    return Claim("health_told", {"within_s": within_s})
+
+
+def exit_code_told() -> Claim:
+    """Claim that a struck server ended with an exit code that a supervisor with restart-on-failure acts upon: not 0."""
+    return Claim("exit_code_told")
+
+
 def faults_proved() -> Claim:
     """Claim that every fault proved itself (added to every scenario)."""
     return Claim("faults_proved")
@@ -123,6 +133,8 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     PAIRED_ONLY: answers.latency_not_regressed,
     "answers_unmixed": live_answers.answers_unmixed,
     "checksums_trusted": live_answers.checksums_trusted,
+    "health_told": incident_answers.health_told,
+    "exit_code_told": incident_answers.exit_code_told,
     "faults_proved": own_answers.faults_proved,
     "healthy_before": own_answers.healthy_before,
     "load_valid": own_answers.load_valid,

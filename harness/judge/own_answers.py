@@ -78,9 +78,9 @@ def load_valid(history: History, context: Context) -> Judgement:
 
 def faults_undone(history: History, context: Context) -> Judgement:
     """Look for the proof that the remedy undid every fault."""
-    if history.first(EventKind.REMEDY_STARTED) is None:
-        return Verdict.HELD, "nothing had to be undone", ()
     undone = history.of(EventKind.FAULT_UNDONE)
+    if history.first(EventKind.REMEDY_STARTED) is None and not undone:
+        return Verdict.HELD, "nothing had to be undone", ()
     refused = [event for event in undone if event.data.get("refused")]
     if refused:
         said = ", ".join(sorted({str(finding["id"]) for finding in refused[0].data["refused"]}))
@@ -89,7 +89,8 @@ def faults_undone(history: History, context: Context) -> Judgement:
     if unproved or not undone:
         said = "the remedy did not come that far" if not undone else str(unproved[0].data["because"])
         return Verdict.UNKNOWN, f"not proved to be undone: {said}", tuple(event.id for event in unproved)
-    return Verdict.HELD, str(undone[0].data["because"]), tuple(event.id for event in undone)
+    said = "; ".join(dict.fromkeys(str(event.data["because"]) for event in undone))
+    return Verdict.HELD, said, tuple(event.id for event in undone)
 
 
 def nothing_left_over(history: History, context: Context) -> Judgement:

@@ -1,0 +1,163 @@
+"""An engine that reaches its memory limit.
+
+A container's limit is the kernel's: it kills. Other engines' processes may then map no more than they have, and an
+allocation fails. A limit ends with the container or the process that has it. Source: taxonomy row M05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+import psutil
+
+from harness.clock import poll_until
+from harness.engine.engine import Contained, Engine, EngineIdentity, Inspectable
+from harness.engine.proc import find
+from harness.errors import FaultNotApplicable, HarnessError, WaitExpired
+from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
+from harness.faults.process import Struckdown
+
+HEADROOM_BYTES = 64 * 1024**2  # what a container is left above what it holds
+NEIGHBOUR_BYTES = 2 * HEADROOM_BYTES  # what is then asked for
+KILL_LIMIT_S = 20.0
+_READ_MEMORY = (
+    "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null | head -1; "
+    "cat /sys/fs/cgroup/memory.stat /sys/fs/cgroup/memory/memory.stat 2>/dev/null "
+    '| awk \'$1=="anon"||$1=="total_rss"{print $2; exit}\'; '
+    "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null "
+    "| awk '$1==\"oom_kill\"{print $2; exit}'"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """The engine reaches its memory limit: the container's, where the kernel kills; else each process's own."""
+
+    name: ClassVar[str] = "memory_limit"
+    fault_id: ClassVar[str] = "M05"
+
+    def parameters(self) -> Mapping[str, Any]:
+        return parameters_of(self)
+
+    def undo(self) -> str:
+        return "raise the limit again (docker update --memory, prlimit --as=unlimited), or start the engine anew"
+
+    def require(self, identity: EngineIdentity) -> None:
+        """Every engine uses memory."""
+
+    def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
+        if isinstance(engine, Contained):
+            return self._squeeze_container(engine)
+        if isinstance(engine, Inspectable):
+            return self._squeeze_processes(engine.processes("all"))
+        raise FaultNotApplicable(f'the memory of engine "{engine.incarnation}" cannot be limited')
+
+    def _squeeze_container(self, engine: Contained) -> Struck:
+        limit, held, kills = _memory_of(engine)
+        lowered = held + HEADROOM_BYTES
+        engine.limit_memory(lowered)
+        # Who starts next beside the engine asks for more than is left: the kernel ends the largest process.
+        code, _ = engine.run_inside("python3", "-c", f"x = b'x' * {NEIGHBOUR_BYTES}")
+        seen: dict[str, int] = {"limit_bytes": lowered, "oom_kills": kills}
+        with suppress(WaitExpired, HarnessError):  # the container may have ended: then it cannot be asked
+
+            def killed() -> bool | None:
+                now_limit, now_held, now_kills = _memory_of(engine)
+                seen.update(limit_bytes=now_limit, held_bytes=now_held, oom_kills=now_kills)
+                return True if now_kills > kills else None
+
+            poll_until(killed, what="the kernel has killed for want of memory", limit_s=KILL_LIMIT_S, every_s=0.2)
+        injected = self._injected(
+            seen["oom_kills"] > kills,
+            f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
+            f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, {seen['oom_kills']} after",
+            {"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
+            {**seen, "neighbour_exit_code": code},
+        )
+
+        def restore() -> None:
+            with suppress(HarnessError):  # it is gone, and its limit with it
+                engine.limit_memory(limit)
+
+        def prove_end() -> Injected:
+            try:
+                now_limit = _memory_of(engine)[0]
+            except HarnessError:
+                return self._injected(True, "the container is gone, and its limit with it", {}, {})
+            return self._injected(now_limit == limit, f"the limit is {now_limit:,} bytes, it was {limit:,}", {}, {})
+
+        return Struckdown(injected, lambda: injected, restore, prove_end)
+
+    def _squeeze_processes(self, pids: tuple[int, ...]) -> Struck:
+        before: dict[int, tuple[int, int]] = {}
+        sizes: dict[int, int] = {}
+        starts = {pid: find(pid) for pid in pids}
+        for pid in pids:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                soft, hard = process.rlimit(psutil.RLIMIT_AS)
+                sizes[pid] = process.memory_info().vms
+                process.rlimit(psutil.RLIMIT_AS, (sizes[pid], hard))
+                before[pid] = (soft, hard)
+
+        def limits() -> dict[str, int]:
+            found = {}
+            for pid in before:
+                with suppress(psutil.Error):
+                    if starts[pid] == find(pid):
+                        found[str(pid)] = int(psutil.Process(pid).rlimit(psutil.RLIMIT_AS)[0])
+            return found
+
+        def prove() -> Injected:
+            after = limits()
+            lowered = {str(pid): size for pid, size in sizes.items()}
+            return self._injected(
+                bool(after) and all(after[pid] == lowered[pid] for pid in after),
+                f"{len(after)} processes may map no more than the {sum(after.values()):,} bytes they had mapped",
+                {"limits": {str(pid): soft for pid, (soft, _) in before.items()}, "mapped_bytes": lowered},
+                {"limits": after},
+            )
+
+        def restore() -> None:
+            for pid, limit in before.items():
+                with suppress(psutil.Error):
+                    if starts[pid] == find(pid):
+                        psutil.Process(pid).rlimit(psutil.RLIMIT_AS, limit)
+
+        def prove_end() -> Injected:
+            after = limits()
+            low = [pid for pid, limit in after.items() if limit != before[int(pid)][0]]
+            because = f"{len(low)} of {len(after)} processes that still run have the lowered limit"
+            return self._injected(not low, because, {}, {"limits": after})
+
+        return Struckdown(prove(), prove, restore, prove_end)
+
+    def _injected(self, proved: bool, because: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Injected:
+        return Injected(
+            fault=self.name, fault_id=self.fault_id, proved=proved, because=because, before=before, after=after
+        )
+
+
+def _memory_of(engine: Contained) -> tuple[int, int, int]:
+    """Return limit, memory that cannot be given back, and how many processes the kernel has killed for want of it.
+
+    Raises: HarnessError when the container does not say.
+    """
+    code, said = engine.run_inside("sh", "-c", _READ_MEMORY)
+    values = said.split()
+    if code != 0 or len(values) != 3 or not all(value.isdigit() for value in values):
+        raise HarnessError(f'the container does not say how much memory it holds: exit code {code}, "{said[:200]}"')
+    return int(values[0]), int(values[1]), int(values[2])
+
+
+def memory_limit() -> MemoryLimit:
+    """Let the engine reach its memory limit.
+
+    A container's limit is lowered to little more than it holds, then something beside the engine asks for more: the kernel
+    kills the largest process. Other engines' processes may map no more memory than they have. Source: taxonomy row M05.
+    """
+    return MemoryLimit()

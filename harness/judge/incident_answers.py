@@ -1,0 +1,58 @@
+"""Answers to the claims about an engine that was struck: what its health and its exit code told whoever runs it."""
+
+from __future__ import annotations
+
+from harness.clock import seconds_between
+from harness.judge.claim import Context, Judgement
+from harness.judge.moments import HTTP_OK, load_span, remedy_at_ns, struck_at_ns
+from harness.judge.verdict import Verdict
+from harness.observe.history import EventKind, History
+
+NOT_STRUCK = "no engine was struck, so there was nothing to tell"
+
+
+def health_told(history: History, context: Context, within_s: float) -> Judgement:
+    """Look for the first bad answer of `/health` after the engine was struck; one that has ended answers nothing."""
+    struck = struck_at_ns(history)
+    if not struck:
+        return Verdict.UNKNOWN, NOT_STRUCK, ()
+    incarnation, struck_ns = next(iter(struck.items()))
+    remedy_ns, span = remedy_at_ns(history), load_span(history)
+    until_ns = remedy_ns if remedy_ns is not None else span[1] if span is not None else struck_ns
+    about = [
+        event
+        for event in history.of(EventKind.HEALTH, EventKind.ENGINE_DIED)
+        if event.data["incarnation"] == incarnation and struck_ns <= event.at_ns < until_ns
+    ]
+    bad = next((e for e in about if e.kind is EventKind.ENGINE_DIED or e.data["status"] != HTTP_OK), None)
+    watched_s = seconds_between(struck_ns, until_ns)
+    if bad is None and watched_s < within_s:
+        return Verdict.UNKNOWN, f"`/health` was watched for {watched_s:.1f} s, too short for {within_s:g} s", ()
+    if bad is None:
+        said = f"`/health` said {HTTP_OK} all the {watched_s:.1f} s after the engine was struck, claimed bad within {within_s:g} s"
+        return Verdict.BROKEN, said, tuple(event.id for event in about[-1:])
+    after_s = seconds_between(struck_ns, bad.at_ns)
+    seen = (
+        "the engine had ended"
+        if bad.kind is EventKind.ENGINE_DIED
+        else f"`/health` said {bad.data['status'] or 'nothing'}"
+    )
+    verdict = Verdict.HELD if after_s <= within_s else Verdict.BROKEN
+    return verdict, f"{seen} {after_s:.2f} s after the engine was struck, limit {within_s:g} s", (bad.id,)
+
+
+def exit_code_told(history: History, context: Context) -> Judgement:
+    """Look at the exit code of the server that was struck: a supervisor with restart-on-failure restarts what is not 0."""
+    struck = struck_at_ns(history)
+    if not struck:
+        return Verdict.UNKNOWN, NOT_STRUCK, ()
+    died = next((e for e in history.of(EventKind.ENGINE_DIED) if e.data["incarnation"] in struck), None)
+    if died is None:
+        return Verdict.UNKNOWN, "the server that was struck had not ended when the remedy began", ()
+    code = died.data["exit_code"]
+    if code == 0:
+        said = (
+            "the server ended with exit code 0 after it was struck: a supervisor with restart-on-failure leaves it dead"
+        )
+        return Verdict.BROKEN, said, (died.id,)
+    return Verdict.HELD, f"the server ended with exit code {code}: a supervisor starts it anew", (died.id,)

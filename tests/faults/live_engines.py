@@ -1,0 +1,82 @@
+"""Engines that are one process of Python's, for faults that strike what runs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SLEEPER = "import sys; print('up', flush=True); sys.stdin.readline()"
+# Maps a file, says so, waits for a line, and reads the last byte: SIGBUS when the file has been cut meanwhile.
+READER = """
+import mmap, sys
+file = open(sys.argv[1], "rb")
+mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+file.close()
+print("up", flush=True)
+sys.stdin.readline()
+print(mapped[-1], flush=True)
+"""
+
+
+@dataclass(slots=True)
+class ProcessAlone:
+    """An engine whose only process can be looked at, signalled and frozen, unless it is `deaf` to that."""
+
+    process: subprocess.Popen[str]
+    is_deaf: bool = False
+    incarnation: str = "old-1"
+    endpoint: str = "http://127.0.0.1:9"  # nothing answers there
+    log_path: Path = field(default_factory=lambda: Path("/nowhere"))
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def parts(self) -> frozenset[str]:
+        return frozenset({str(self.process.pid)})
+
+    def wait_ready(self, limit_s: float) -> float:
+        return 0.0
+
+    def stop(self, grace_s: float = 10.0) -> int | None:
+        self.process.kill()
+        return self.process.wait(timeout=10)
+
+    def processes(self, role: str) -> tuple[int, ...]:
+        return (self.process.pid,) if self.process.poll() is None else ()
+
+    def kill(self, role: str, signal_number: int) -> int:
+        if not self.is_deaf:
+            self.process.send_signal(signal_number)
+        return self.process.pid
+
+    def pause(self) -> None:
+        self.kill("core", signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def go_on(self) -> int:
+        """Let it do what it waits with, and return how it ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.process.wait(timeout=10)
+
+
+@contextmanager
+def running(code: str, *arguments: str, is_deaf: bool = False) -> Iterator[ProcessAlone]:
+    """Give such an engine, up; it is gone afterwards."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield ProcessAlone(process, is_deaf=is_deaf)
+        finally:
+            process.kill()

