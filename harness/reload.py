@@ -16,7 +16,7 @@ from harness.clock import now_ns
 from harness.engine.dev_api import DevApi, Reply
 from harness.engine.engine import Engine
 from harness.engine.launch import SERVED_MODEL_NAME
-from harness.engine.rollout import Rollout
+from harness.engine.rollout import Pause, Rollout
 from harness.guards.canary import Answer, Golden
 from harness.guards.canary_pass import check_deep
 from harness.guards.engine_api import EngineApi
@@ -71,16 +71,16 @@ class InPlace:
             incarnation=engine.incarnation,
             expects=Answer.NEW,
             resets_prefix_cache=rollout.resets_prefix_cache,
-            pauses=rollout.pauses,
+            pause=rollout.pause,
         )
         api = self._api(engine)
         checksums = [api.checksums(), api.weight_info()] if self.wants_checksums else []
-        calls = [api.pause()] if rollout.pauses else []
+        calls = [] if rollout.pause is Pause.NONE else [api.pause(mode=rollout.pause)]
         reloaded = api.reload_weights()
         calls.append(reloaded)
         if rollout.resets_prefix_cache:
             calls.append(api.reset_prefix_cache())
-        if rollout.pauses:
+        if rollout.pause is not Pause.NONE:
             calls.append(api.resume())
         if self.wants_checksums:
             checksums += [api.checksums(), api.weight_info()]

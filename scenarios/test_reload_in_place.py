@@ -76,6 +76,11 @@ NIGHTLY = (
         how=rollout.reload_in_place(pause=False),
         guarded=(*NEW_AFTERWARDS, claims.answers_unmixed()),
     ),
+    reloaded(
+        "reload_under_frozen_requests",
+        how=rollout.reload_in_place(pause="keep"),
+        guarded=(*NEW_AFTERWARDS, claims.answers_unmixed()),
+    ),
     reloaded("reload_with_missing_tensor", faults.drop_tensor(DOWN), guarded=contained("preflight")),
     reloaded("reload_with_half_of_fused_tensor_missing", faults.drop_tensor(GATE), guarded=contained("preflight")),
     reloaded("reload_with_missing_norm", faults.drop_tensor(NORM), guarded=contained("preflight")),

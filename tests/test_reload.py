@@ -99,10 +99,11 @@ def test_planted_defect_is_noticed(
         assert judged(claims.checksums_trusted(), history) is Verdict.BROKEN
 
 
+@pytest.mark.parametrize("pause", ["none", "keep"])
 def test_answers_under_way_are_mixed_by_an_engine_that_reloads_under_them_and_not_by_the_strict_one(
-    record: Record,
+    record: Record, pause: str
 ) -> None:
-    unpaused = reload("unpaused", how=rollout.reload_in_place(pause=False, ready_limit_s=30.0))
+    unpaused = reload("unpaused", how=rollout.reload_in_place(pause=pause, ready_limit_s=30.0))
     (strict,), _ = record(unpaused)
     assert strict.layer is Layer.STARTUP
     assert "pause first" in strict.because
@@ -138,6 +139,13 @@ def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_pat
 def test_faults_of_a_start_cannot_act_in_a_reload() -> None:
     with pytest.raises(ScenarioInvalid, match="an engine that reloads is not started"):
         reload("launched", faults.launch_dtype("float16"))
+
+
+def test_pause_is_one_of_three() -> None:
+    assert rollout.reload_in_place(pause=True) == rollout.reload_in_place(pause="wait")
+    assert rollout.reload_in_place(pause=False) == rollout.reload_in_place(pause="none")
+    with pytest.raises(ScenarioInvalid, match='pause is "abort"'):
+        rollout.reload_in_place(pause="abort")
 
 
 def test_remedy_of_a_reload_is_a_start() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.errors import ScenarioInvalid
+
 
 class How(StrEnum):
     """The procedure of a rollout."""
@@ -14,6 +16,14 @@ class How(StrEnum):
     RELOAD = "reload"  # the running engine reads its weights again, from the same path
 
 
+class Pause(StrEnum):
+    """What a reload does with the requests that are under way."""
+
+    WAIT = "wait"  # they are finished before it, new ones wait
+    KEEP = "keep"  # they stand still and go on afterwards, with the new weights upon what the old ones computed
+    NONE = "none"  # they go on
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """A procedure and how long its engine may take to become ready."""
@@ -21,7 +31,7 @@ class Rollout:
     how: How
     ready_limit_s: float = 180.0
     resets_prefix_cache: bool = True  # of a reload
-    pauses: bool = True  # of a reload: requests under way are finished before it, new ones wait
+    pause: Pause = Pause.WAIT  # of a reload
 
     def as_remedy(self, *, beside: bool) -> Rollout:
         """Return how the repaired checkpoint is rolled out: never by a reload, an engine is trusted only once.
@@ -43,10 +53,19 @@ def blue_green(*, ready_limit_s: float = 180.0) -> Rollout:
     return Rollout(how=How.BLUE_GREEN, ready_limit_s=ready_limit_s)
 
 
-def reload_in_place(*, reset_prefix_cache: bool = True, pause: bool = True, ready_limit_s: float = 180.0) -> Rollout:
+def reload_in_place(
+    *, reset_prefix_cache: bool = True, pause: bool | str = True, ready_limit_s: float = 180.0
+) -> Rollout:
     """Publish the new checkpoint where the running engine reads it, and let it reload through its development endpoints.
 
     Such an engine is started with `VLLM_SERVER_DEV_MODE=1`. Its development endpoints are not protected by the API key:
     whoever reaches the port can replace its weights, so it must listen on a loopback device or a private network alone.
+    `pause` is what becomes of the requests under way: True or "wait", "keep", False or "none".
+    Raises: ScenarioInvalid for another word.
     """
-    return Rollout(how=How.RELOAD, ready_limit_s=ready_limit_s, resets_prefix_cache=reset_prefix_cache, pauses=pause)
+    chosen = (Pause.WAIT if pause else Pause.NONE) if isinstance(pause, bool) else pause
+    if chosen not in frozenset(Pause):
+        raise ScenarioInvalid(f'pause is "{chosen}", expected True, False or one of {", ".join(Pause)}')
+    return Rollout(
+        how=How.RELOAD, ready_limit_s=ready_limit_s, resets_prefix_cache=reset_prefix_cache, pause=Pause(chosen)
+    )
