@@ -46,6 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, text in OPTIONS.items():
         group.addoption(f"--rollout-{name}", default=None, help=text)
     group.addoption(
+        "--rollout-locust-web-ui",
+        action="store_true",
+        default=None,
+        help="serve locust's own page while load runs; for looking only",
+    )
+    group.addoption(
         "--rollout-require",
         default="",
         help="comma-separated resources (docker, gpu, image, python, ...) whose absence fails instead of skipping",
@@ -65,7 +71,8 @@ def rollout_run(request: pytest.FixtureRequest) -> Iterator[Run]:
     from harness.settings import settings_from
 
     config = request.config
-    options = {name.replace("-", "_"): config.getoption(f"--rollout-{name}") for name in OPTIONS}
+    names = (*OPTIONS, "locust-web-ui")
+    options = {name.replace("-", "_"): config.getoption(f"--rollout-{name}") for name in names}
     with _one_sentence(config, ends_session=True):
         settings = settings_from(options, os.environ)
         run = Run(settings, progress=_progress(config), expectations=_expectations(config, options["expectations"]))

@@ -38,10 +38,19 @@ class _Witness:
         self.run = session.config.stash.get(run_key, None)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.is_interrupted = excinfo.errisinstance(KeyboardInterrupt)
+        # pytest ends itself in the same way when files cannot be collected.
+        self.is_interrupted = not excinfo.errisinstance(pytest.Session.Interrupted)
 
     def pytest_internalerror(self) -> None:
         self.is_crashed = True
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: object) -> None:
+        """Take a mistake in a scenario file for what it is: a sentence, no traceback."""
+        if isinstance(report, pytest.CollectReport) and call.excinfo is not None:
+            mistake = call.excinfo.value
+            if isinstance(mistake, UsageError):
+                report.longrepr = f"{report.nodeid}: {mistake}"
+                self.problems.append(Problem(sentence=report.longrepr, exit_code=EXIT_USAGE))
 
 
 def run_scenarios(options: argparse.Namespace) -> int:
@@ -69,6 +78,8 @@ def _arguments(options: argparse.Namespace) -> list[str]:
         value: Any = getattr(options, name.replace("-", "_"))
         if value:
             arguments.append(f"--rollout-{name}={value}")
+    if options.locust_web_ui:
+        arguments.append("--rollout-locust-web-ui")
     # The plug-in is this very package, so pytest finds it imported; it holds no assertions that need rewriting.
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     # Where a suite's settings make warnings errors, they are about its code: a warning is no verdict on an engine.

@@ -54,6 +54,7 @@ class Settings:
     patience: float = 1.0
     rate_rps: float | None = None  # None: the scenario's own, or MODEL_RATE_RPS for checkpoints that are not tiny
     seed: int = 1
+    locust_web_ui: bool = False  # serve locust's own page while load runs; for looking only
     results: Path = Path("results")
 
     def __post_init__(self) -> None:
@@ -112,6 +113,10 @@ def _arguments(value: str) -> tuple[str, ...]:
     return tuple(shlex.split(value))
 
 
+def _flag(value: bool | str) -> bool:
+    return value is True or str(value).lower() in ("1", "true", "yes", "on")
+
+
 def _path(value: str) -> Path:
     # Not resolved: the symlink of a virtual environment's interpreter is what makes it one.
     return Path(value).expanduser().absolute()
@@ -132,5 +137,6 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "patience": float,
     "rate_rps": float,
     "seed": int,
+    "locust_web_ui": _flag,
     "results": _path,
 }

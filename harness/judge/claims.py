@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
-from harness.judge import answers, incident_answers, live_answers, own_answers
+from harness.judge import answers, incident_answers, live_answers, own_answers, prefix_cache, spike
 from harness.judge.claim import PAIRED_ONLY, Claim, Context, Judgement
 from harness.judge.moments import Layer, Window
 from harness.judge.verdict import Finding, Verdict
@@ -57,6 +57,27 @@ def recovered(*, within_s: float) -> Claim:
 def latency_back_in_band(*, factor: float, windows: int) -> Claim:
     """Claim that after recovery most of `windows` windows have a median latency inside the old band times `factor`."""
     return Claim("latency_back_in_band", {"factor": factor, "windows": windows})
+
+
+def spike_at_most(*, factor: float) -> Claim:
+    """Claim that no 2 s of the rollout had a median first token of more than `factor` times the one before it."""
+    return Claim("spike_at_most", {"factor": _factor(factor)})
+
+
+def spike_at_least(*, factor: float) -> Claim:
+    """Expect that some 2 s of the rollout had at least `factor` times the median first token before it; else unknown."""
+    return Claim("spike_at_least", {"factor": _factor(factor)})
+
+
+def prefix_cache_went_cold(*, ratio_before_min: float) -> Claim:
+    """Expect that the rollout emptied a prefix cache that found at least this share of the prompt tokens; else unknown."""
+    return Claim("prefix_cache_went_cold", {"ratio_before_min": ratio_before_min})
+
+
+def _factor(factor: float) -> float:
+    if not 1 < factor < float("inf"):
+        raise ScenarioInvalid(f"factor is {factor!r}: it must be a number above 1")
+    return factor
 
 
 def latency_not_regressed(*, profile: str = "nightly") -> Claim:
@@ -130,6 +151,9 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     "only_weights_served": answers.only_weights_served,
     "recovered": answers.recovered,
     "latency_back_in_band": answers.latency_back_in_band,
+    "spike_at_most": spike.spike_at_most,
+    "spike_at_least": spike.spike_at_least,
+    "prefix_cache_went_cold": prefix_cache.prefix_cache_went_cold,
     PAIRED_ONLY: answers.latency_not_regressed,
     "answers_unmixed": live_answers.answers_unmixed,
     "checksums_trusted": live_answers.checksums_trusted,

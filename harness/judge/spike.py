@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.judge.claim import Context, Judgement
 from harness.judge.moments import load_span
 from harness.judge.paired import LEVEL_NO, LEVEL_YES, Evidence, Slower, evidence
 from harness.judge.records import Records
-from harness.judge.windows import SPIKE_FACTOR, Spike, spike
+from harness.judge.verdict import Verdict
+from harness.judge.windows import PEAK_WINDOW_S, SPIKE_FACTOR, Spike, spike
 from harness.observe.history import EventKind, History
 
 ROLLOUTS_MIN = 4
+NOTHING_TO_COMPARE = "no rollout was started, or there are no answered requests before it or none during it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +70,34 @@ def rollout_spike(history: History) -> Spike | None:
     records = Records.of(history.requests).of_users()
     until_ns = span[1] if remedy is None else remedy.at_ns
     return spike(records.between(span[0], started.at_ns), records.between(started.at_ns, until_ns))
+
+
+def spike_at_most(history: History, context: Context, factor: float) -> Judgement:
+    """Compare the highest peak of the rollout with what was agreed to bear."""
+    seen = rollout_spike(history)
+    if seen is None:
+        return Verdict.UNKNOWN, NOTHING_TO_COMPARE, ()
+    return (
+        Verdict.HELD if seen.peak_ratio <= factor else Verdict.BROKEN,
+        f"{_told(seen)}, claimed at most {factor:g}",
+        (),
+    )
+
+
+def spike_at_least(history: History, context: Context, factor: float) -> Judgement:
+    """Look whether the rollout was slow at all: what was not says nothing about what would have happened."""
+    seen = rollout_spike(history)
+    if seen is None:
+        return Verdict.UNKNOWN, NOTHING_TO_COMPARE, ()
+    if seen.peak_ratio < factor:
+        return Verdict.UNKNOWN, f"the fault did not bite: {_told(seen)}, expected at least {factor:g}", ()
+    return Verdict.HELD, f"{_told(seen)}, expected at least {factor:g}", ()
+
+
+def _told(seen: Spike) -> str:
+    peak = (
+        f"most requests of some {PEAK_WINDOW_S:g} s failed"
+        if math.isinf(seen.peak_ratio)
+        else f"the slowest {PEAK_WINDOW_S:g} s of the rollout had {seen.peak_ratio:.2f} times the median first token before it"
+    )
+    return f"{peak} ({seen.baseline_ms:.0f} ms), {seen.slow_s:.0f} s were slow, {seen.failed} requests failed"
