@@ -31,6 +31,7 @@ GUARDS = {
     "golden": ("harness.golden_command", "golden_main"),
     "damage": ("harness.damage_command", "damage_main"),
     "explain": ("harness.explain", "explain_main"),
+    "calibrate": ("harness.load.calibration", "calibrate_main"),
     "agreement": ("harness.agreement_command", "agreement_main"),
 }
 
@@ -44,6 +45,7 @@ SUMMARIES = {
     "golden": "write down what a checkpoint answers, for canaries to compare with",
     "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
     "explain": "say what the log of an engine means: cause, likely faults, remedy",
+    "calibrate": "measure what one loader of this machine can do, so that plans beyond it are refused",
     "agreement": "show what pre-flight foresees of recorded starts beside what releases did",
 }
 
@@ -104,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
     run.add_argument("--nightly", action="store_true", help="every variant, also those marked nightly: hours on real vLLM")
     _add_settings(run)
+    run.add_argument(
+        "--locust-web-ui",
+        action="store_true",
+        default=None,
+        help="serve locust's own page while load runs, on a free loopback port that is printed; for looking only",
+    )
     run.add_argument("--require", default="", help="resources whose absence fails instead of skipping")
     run.add_argument(
         "-k",

@@ -32,8 +32,11 @@ from harness.judge.claim import Claim, Context
 from harness.judge.expectations import load_expectations
 from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
 from harness.label import new_label, shared_memory_directory, work_directory
-from harness.load.driver import Heartbeat, LoadDriver
+from harness.load.capacity import capacity_here
+from harness.load.driver import LoadDriver
+from harness.load.loaders import require_keepable
 from harness.load.plan import make_plan
+from harness.load.report import Heartbeat
 from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
 from harness.observe.history import EventKind, Recorder, Request, load_history
@@ -128,6 +131,13 @@ class Run:
         self._require_for_faults(scenario)
         if self.settings.old is None:  # a user's old checkpoint stays the old one
             scenario = self._handover.in_the_fitting_direction(scenario)
+        require_keepable(
+            scenario.load,
+            seed=self.settings.seed,
+            horizon_s=scenario.limit_s,
+            cores=len(self.cores.load),
+            capacity=capacity_here(),
+        )
         try:
             ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
             try:
@@ -276,6 +286,8 @@ class Run:
                     service.watcher = observers
                     observers.watch(engine.endpoint, engine.incarnation, self.api_key)
                     start_ns = driver.start(engine.endpoint, engine.incarnation)
+                    for url in driver.web_ui_urls:
+                        self.progress(f"{ground.scenario.name}: locust's own page, to look at while load runs: {url}")
                     service.traffic = driver
                 recorder.event(
                     "load",
@@ -341,6 +353,7 @@ class Run:
             on_request=on_request,
             on_heartbeat=on_heartbeat,
             run_label=str(self.label),
+            web_ui=self.settings.locust_web_ui,
         )
 
     def _look_for_left_overs(self, ground: Ground, *scratch: Path) -> None:
