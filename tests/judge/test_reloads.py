@@ -172,7 +172,7 @@ def witness(mixed: int) -> Event:
     [
         ([streamed(5.15, 5.9)], Verdict.BROKEN),
         ([witness(2)], Verdict.BROKEN),
-        ([streamed(5.15, 5.18), streamed(5.6, 5.9), witness(0)], Verdict.HELD),
+        ([streamed(5.15, 5.4), streamed(5.6, 5.9), witness(0)], Verdict.HELD),
         ([streamed(4.0, 4.5)], Verdict.UNKNOWN),
     ],
     ids=["a user's answer", "a witness", "none", "nothing under way"],
