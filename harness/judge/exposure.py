@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from harness.guards.canary import Answer
-from harness.judge.reloads import Expected, expected_answers, is_wrong, sent_ns
+from harness.judge.moments import struck_at_ns
+from harness.judge.reloads import FOREVER_NS, Expected, expected_answers, is_wrong, sent_ns
 from harness.observe.history import EventKind, History, Request, RequestResult
 
 
@@ -118,7 +119,12 @@ _UNUSABLE = frozenset(
 
 
 def _canary_marks(history: History, incarnation: str, expected: Expected) -> list[_Mark]:
-    """Return what the canaries of one incarnation say, in time order; a broken connection says nothing about weights."""
+    """Return what the canaries of one incarnation say, in time order.
+
+    A broken connection says nothing about weights, nor does an error of an engine that an incident struck while it served:
+    why it gives errors is known.
+    """
+    struck_ns = _struck_while_serving_ns(history, incarnation)
     marks = []
     for event in history.of(EventKind.CANARY_CHECKED):
         if event.data["incarnation"] == incarnation:
@@ -131,10 +137,17 @@ def _canary_marks(history: History, incarnation: str, expected: Expected) -> lis
         if canary.incarnation == incarnation and canary.result is RequestResult.OK:
             mark = _mark(sent_ns(canary), canary.ended_ns, str(canary.answer), expected)
             marks.append(replace(mark, rotation=canary.rotation))
-        elif canary.incarnation == incarnation and canary.result in _UNUSABLE:
+        elif canary.incarnation == incarnation and canary.result in _UNUSABLE and canary.ended_ns < struck_ns:
             mark = _Mark(sent_ns=sent_ns(canary), ended_ns=canary.ended_ns, is_right=False, is_wrong=False)
             marks.append(replace(mark, rotation=canary.rotation))
     return sorted(marks, key=lambda mark: mark.ended_ns)
+
+
+def _struck_while_serving_ns(history: History, incarnation: str) -> int:
+    """Return when an incident struck an engine that users were sent to already; for ever later when none did."""
+    admitted = {event.data["incarnation"]: event.at_ns for event in reversed(history.of(EventKind.TRAFFIC_ADMITTED))}
+    struck_ns = struck_at_ns(history).get(incarnation, FOREVER_NS)
+    return struck_ns if admitted.get(incarnation, FOREVER_NS) <= struck_ns else FOREVER_NS
 
 
 def _mark(sent_ns: int, ended_ns: int, answer: str, expected: Expected) -> _Mark:

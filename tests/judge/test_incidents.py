@@ -6,6 +6,7 @@ import pytest
 
 from harness.judge import claims
 from harness.judge.claim import Claim, Context
+from harness.judge.exposure import exposure
 from harness.judge.moments import Layer, detection, fault_at_ns, recovery_at_ns
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, History, Request
@@ -106,6 +107,30 @@ def test_service_is_back_with_the_next_engine() -> None:
     assert verdict is Verdict.HELD, because
     verdict, because = judged(claims.recovered(within_s=1.0), history(*FROZEN, *restarted(), *ended()))
     assert verdict is Verdict.BROKEN, because
+
+
+KILLED = (
+    *before(),
+    *struck(),
+    canary(5.6, "old-1", None, result="http_5xx"),
+    load(5.7, "old-1", result="http_5xx"),
+)
+
+
+@pytest.mark.parametrize(("admitted_s", "is_suspected"), [(-0.5, False), (5.05, True)])
+def test_errors_of_an_engine_that_was_struck_while_it_served_are_no_wrong_answers(
+    admitted_s: float, is_suspected: bool
+) -> None:
+    admitted = event(admitted_s, EventKind.TRAFFIC_ADMITTED, incarnation="old-1", endpoint="http://127.0.0.1:1")
+    seen = exposure(history(admitted, *KILLED, *restarted(), *ended()))
+    assert (seen.lower, seen.upper > 0) == (0, is_suspected)
+
+
+def test_a_wrong_answer_of_a_struck_engine_is_one() -> None:
+    admitted = event(-0.5, EventKind.TRAFFIC_ADMITTED, incarnation="old-1", endpoint="http://127.0.0.1:1")
+    wrong = [canary(6 + at * 0.5, "old-1", "neither") for at in range(3)]
+    seen = exposure(history(admitted, *before(), *struck(), *wrong, load(6.7, "old-1"), *restarted(), *ended()))
+    assert seen.lower == 1
 
 
 # what the platform is told
