@@ -1,13 +1,15 @@
 """How good the canary is: which damage it notices, and whether it ever accuses a good engine.
 
     python benchmarks/canary.py sensitivity tiny|smollm2 [--layers 0,15] [--python PYTHON] [--out FILE]
+    python benchmarks/canary.py show FILE
     python benchmarks/canary.py accuse --passes 10000 [--engine reference|process] [--python PYTHON] [--rate-rps R]
 
 `sensitivity` damages one tensor after the other with everything in the catalogue that strikes one tensor, and asks all
 passes until one notices, with the functions of `harness canary`. Weights are loaded as vLLM loads them (what is too wide is
 cut, what has another dtype is cast; what is absent is zero here and memory that nobody filled there), and our own forward
 pass answers, in float32. With --python a real vLLM is started once and made to serve each damaged checkpoint by
-`reload_weights`. Prints a Markdown table; `--out` keeps every case as a line of JSON.
+`reload_weights`. Prints a Markdown table; `--out` keeps every case as a line of JSON,
+of which `show` makes the table again.
 
 `accuse` starts a good engine `--starts` times, measures a golden in the first, and asks passes while load arrives open-loop.
 Exits 1 when a pass was accused.
@@ -24,11 +26,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from canary_accuse import Tally, accuse
 from canary_damages import Case, cases, kinds_of, layers_of, parts_of, renamed, split_shards
 from canary_engine import Reloading, measured_golden, serving, starter_of
-from canary_sensitivity import Ask, Bench, Excerpt, Result, asking, examined, loaded_like_vllm, summary, table
+from canary_sensitivity import Ask, Bench, Excerpt, asking, examined, loaded_like_vllm
+from canary_table import summary, table
 
 from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import smollm2, tiny_llama
@@ -56,6 +60,11 @@ def main() -> int:
     sensitivity.add_argument("--python", type=Path, help="interpreter with vLLM; default: our own forward pass answers")
     sensitivity.add_argument("--out", type=Path, metavar="FILE", help="write every case as a line of JSON")
     sensitivity.add_argument("--limit-s", type=float, default=7200.0, help="stop after this time with what there is")
+    show = commands.add_parser("show")
+    show.add_argument("file", type=Path)
+    show.add_argument(
+        "--tolerance", type=float, default=TOLERANCE_MIN, help="it was judged with (default: %(default)g)"
+    )
     good = commands.add_parser("accuse")
     good.add_argument("--passes", type=int, required=True)
     good.add_argument("--engine", choices=("reference", "process"), default="reference")
@@ -67,6 +76,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "accuse" and (options.engine == "process") != (options.python is not None):
         parser.error("--engine process and --python go together")
+    if options.command == "show":
+        lines = [json.loads(line) for line in options.file.read_text().splitlines()]
+        print("\n".join([*table(lines), "", *summary(lines, options.tolerance)]))
+        return 0
     return measure_accusations(options) if options.command == "accuse" else measure_sensitivity(options)
 
 
@@ -113,7 +126,7 @@ def measure_sensitivity(options: argparse.Namespace) -> int:
             flush=True,
         )
         rows = {"read_rows": draw.sample(read, ROWS_STRUCK), "unread_rows": draw.sample(unread, ROWS_STRUCK)}
-        results: list[Result] = []
+        lines: list[dict[str, Any]] = []
         out = stack.enter_context(options.out.open("w")) if options.out else None
         started_ns = now_ns()
         for part, its_layers, its_rows in parts_of(kinds, int(config["num_hidden_layers"])):
@@ -125,17 +138,16 @@ def measure_sensitivity(options: argparse.Namespace) -> int:
                 result = examined(case, same, excerpt, bench)
                 if result is None:
                     continue
-                results.append(result)
+                lines.append(result.as_json())
                 if out is not None:
-                    print(json.dumps(result.as_json()), file=out, flush=True)
+                    print(json.dumps(lines[-1]), file=out, flush=True)
         took_s = seconds_between(started_ns, now_ns())
         if deadline.is_expired():
             print(f"stopped at the limit of {options.limit_s:g} s: not every damage was tried")
         if serve is not None:
             after = bench.pair.compare(serve(split)(prompts))
             print(f"after all reloads the undamaged weights answer {after.difference_old:.3g} from the golden")
-    print("\n".join(table(results)))
-    print("\n".join([*summary(results, golden.tolerance), f"{took_s:.0f} s"]))
+    print("\n".join([*table(lines), "", *summary(lines, golden.tolerance), f"{took_s:.0f} s"]))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -201,49 +201,3 @@ def damaged(split: Path, old: Path, case: Case, place: Path) -> Iterator[Path]:
     finally:
         out.chmod(0o755)
         shutil.rmtree(out)
-
-
-def table(results: Iterable[Result]) -> list[str]:
-    """Return a Markdown table: a row for each damage, a column for each kind of tensor."""
-    cells: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        cells.setdefault((result.case.row, result.case.column), []).append(result)
-    rows, columns = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for row in rows:
-        found = [_cell(cells.get((row, column), [])) for column in columns]
-        lines.append(f"| `{row.split(' ')[0]}`{row.removeprefix(row.split(' ')[0])} | " + " | ".join(found) + " |")
-    return lines
-
-
-def _cell(results: Sequence[Result]) -> str:
-    """Return how many were noticed by the first pass, how many more by a later one, of how many, and the least difference."""
-    if not results:
-        return ""
-    asked = [each for each in results if each.outcome not in (Outcome.REFUSED, Outcome.ALIKE)]
-    if not asked:
-        return "refused" if results[0].outcome is Outcome.REFUSED else "="
-    first, later = (sum(each.outcome is outcome for each in asked) for outcome in (Outcome.FIRST, Outcome.LATER))
-    least = min(each.difference for each in asked)
-    shown = "not finite" if math.isinf(least) else f"{least:.2g}"
-    return f"{first}{f' + {later}' if later else ''} of {len(asked)}, {shown}"
-
-
-def summary(results: Sequence[Result], tolerance: float) -> list[str]:
-    """Return the counts, what one pass would notice with a wider tolerance, and everything that was missed."""
-    counts = {outcome: sum(each.outcome is outcome for each in results) for outcome in Outcome}
-    asked = [each for each in results if each.outcome not in (Outcome.REFUSED, Outcome.ALIKE)]
-    lines = [
-        f"{len(results)} damages: {counts[Outcome.REFUSED]} refused at start, {counts[Outcome.ALIKE]} serve the same weights, "
-        f"{len(asked)} serve others; of these the first pass notices {counts[Outcome.FIRST]}, a later pass "
-        f"{counts[Outcome.LATER]} more, no pass {counts[Outcome.MISSED]} (tolerance {tolerance:g})"
-    ]
-    for wider in (0.01, 0.1, 0.5):
-        seen = sum(each.difference_first > wider for each in asked)
-        lines.append(f"with a tolerance of {wider:g} the first pass alone would notice {seen} of {len(asked)}")
-    missed: dict[str, list[float]] = {}
-    for each in asked:
-        if each.outcome is Outcome.MISSED:
-            missed.setdefault(f"{each.case.row}, {each.case.column}", []).append(each.difference)
-    lines += [f"missed: {what}: {len(far)}, differences up to {max(far):.2g}" for what, far in missed.items()]
-    return lines
