@@ -1,15 +1,18 @@
 """Faults that make a new engine slow at first and change no answer.
 
-Source: taxonomy rows P03, P04, P06. What else changes latency alone is `slow_storage`, and rows that the fault list gives reasons for.
+Source: taxonomy rows P02, P03, P04, P06. What else changes latency alone is `slow_storage`, and rows that the fault list gives reasons for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 from harness.engine.launch import Launch
+from harness.errors import FaultNotApplicable
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.launch import LaunchEnvironment
 
@@ -30,6 +33,36 @@ class CompileInTraffic:
     def alter(self, launch: Launch) -> tuple[Launch, Injected]:
         altered, injected = LaunchEnvironment(variable=COMPILER_SWITCH, value="0").alter(launch)
         return altered, replace(injected, fault=self.name, fault_id=self.fault_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdCompileCache:
+    """A new engine that finds nothing of what the old one compiled."""
+
+    name: ClassVar[str] = "cold_compile_cache"
+    fault_id: ClassVar[str] = "P02"
+
+    def parameters(self) -> Mapping[str, Any]:
+        return parameters_of(self)
+
+    def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
+        """Return another, empty cache for the new engine; that of the old one stays as it is."""
+        filled = _files(cache)
+        if not filled:
+            raise FaultNotApplicable(
+                f'no engine wrote a compile cache into "{cache}": it does not compile, or did not yet'
+            )
+        cold = cache.with_name(f"{cache.name}-cold")
+        cold.mkdir(mode=0o755)
+        left = _files(cold)
+        return cold, Injected(
+            fault=self.name,
+            fault_id=self.fault_id,
+            proved=not left,
+            because=f'the old engine compiled into {filled} files below "{cache.name}"; "{cold.name}" has {left}',
+            before={"files": filled},
+            after={"files": left},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +87,18 @@ class ColdPrefixCache:
             before={"extra_arguments": list(launch.extra_arguments)},
             after={"extra_arguments": list(altered.extra_arguments)},
         )
+
+
+def _files(directory: Path) -> int:
+    return sum(path.is_file() for path in directory.rglob("*"))
+
+
+def cold_compile_cache() -> ColdCompileCache:
+    """Start the new engine with an empty compile cache, as on a machine that has none: it is ready later.
+
+    Engines of such a scenario compile. Source: taxonomy row P02.
+    """
+    return ColdCompileCache()
 
 
 def cold_prefix_cache() -> ColdPrefixCache:
