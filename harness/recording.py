@@ -6,82 +6,208 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from harness.clock import now_ns, seconds_between
+from harness.engine.engine import EngineStarter
 from harness.errors import HarnessError, UsageError
-from harness.judge.expectations import load_expectations, record_start
+from harness.judge.expectations import (
+    NOTHING_RECORDED,
+    Start,
+    change,
+    load_expectations,
+    record_start,
+    record_starts,
+)
+from harness.judge.findings import as_findings
 from harness.judge.matrix import as_markdown, load_releases
-from harness.judge.moments import Layer, detection
-from harness.report.store import load_run
+from harness.judge.moments import detection
+from harness.judge.reproduce import Declared
+from harness.judge.verdict import Verdict
+from harness.report.store import RunRecord, ScenarioRecord, load_run
 from harness.run import Run
 from harness.scenario import Scenario
 from harness.settings import Settings
 
 Tell = Callable[[str], None]
+START_MODE = "start-"  # how a start without load is stored: "start-1"
 
 
-def accept_runs(runs: Sequence[Path], into: Path, tell: Tell) -> int:
-    """Record what the unguarded scenarios of stored runs saw, where every precondition held; return how many.
+def accept_runs(
+    runs: Sequence[Path],
+    into: Path,
+    tell: Tell,
+    *,
+    reason: str,
+    select: str = "",
+    label: str | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Record what the unguarded scenarios of stored runs saw, with why it is accepted; return how many starts there are.
 
-    Raises: UsageError when a directory is not a run.
+    What would change is told first. Either everything that `select` names is recorded, or nothing is.
+    Raises: UsageError without a reason, for a run that is not complete, not of the engine `label` or of another one than
+    the others, or a scenario in it that proves nothing.
     """
-    accepted = 0
+    if not reason.strip():
+        raise UsageError("accepting needs a reason: why is this how the release behaves? Nothing was recorded")
+    starts: list[Start] = []
     for directory in runs:
         run = load_run(directory)
-        for record in run.scenarios:
-            proved = all(finding.verdict == "held" for finding in record.findings if finding.is_precondition)
-            if record.mode != "unguarded" or not proved:
-                continue
-            seen = detection(record.history)
-            layer = Layer(record.layer)
-            record_start(into, run.engine_label, record.name, layer=layer, run=run.name, seen=seen.because)
-            tell(f"{run.engine_label}: {record.name}: {layer}: {seen.because}")
-            accepted += 1
-    return accepted
+        label = run.engine_label if label is None else label
+        if run.engine_label != label:
+            raise UsageError(f'"{directory}" is a run on {run.engine_label}, expected {label}: nothing was recorded')
+        if not run.is_complete:
+            raise UsageError(f'"{directory}" did not come to its end: nothing was recorded')
+        starts += acceptable_starts(run, select=select)
+    if label is None or not starts:
+        raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")
+    known = dict(load_expectations(into, label))
+    for start in starts:
+        tell(f"{label}: {change(start, known)}")
+        before = known.get(start.scenario, NOTHING_RECORDED)
+        known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
+    if not dry_run:
+        record_starts(into, label, starts, reason=reason.strip())
+    return len(starts)
+
+
+def acceptable_starts(run: RunRecord, *, select: str = "") -> list[Start]:
+    """Return what each unguarded scenario of a run saw, and each start without load.
+
+    Raises: UsageError naming a scenario that proves nothing: a fault or precondition not proved, or a doubtful sign.
+    """
+    starts = []
+    for record in run.scenarios:
+        if select not in record.name or not (record.mode == "unguarded" or record.mode.startswith(START_MODE)):
+            continue
+        place = record.directory.name
+        why = why_not_acceptable(record)
+        if why:
+            raise UsageError(f'"{place}" of "{run.name}" cannot be accepted: {why}: nothing was recorded')
+        seen = detection(record.history)
+        # The place tells starts of one scenario in one run apart; a lone unguarded run has always gone by the run's name.
+        name = run.name if place == f"{record.name}-unguarded" else f"{run.name}/{place}"
+        starts.append(Start(scenario=record.name, layer=seen.layer, run=name, seen=seen.because))
+    return starts
+
+
+def why_not_acceptable(record: ScenarioRecord) -> str:
+    """Return why a scenario's layer proves nothing about its engine; empty when it does."""
+    # A start without load cannot say how the service was before the fault: its faults and its signs are what counts.
+    needed = [
+        finding
+        for finding in record.findings
+        if finding.is_precondition and (record.mode == "unguarded" or finding.claim.startswith("faults_proved("))
+    ]
+    failed = [finding for finding in needed if finding.verdict is not Verdict.HELD]
+    if failed or not needed:
+        return failed[0].because if failed else "nothing was claimed of it"
+    seen = detection(record.history)
+    return f"{seen.because}; but {seen.doubt}" if seen.doubt else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a round of starts came to."""
+
+    label: str  # of the engine
+    made: int
+    failed: tuple[tuple[str, str], ...]  # scenario, and why nothing is recorded of one start of it
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return a sentence per start of which nothing is recorded."""
+        return tuple(f"{scenario}: {because}" for scenario, because in self.failed)
 
 
 def measure_starts(
-    paths: Sequence[Path], settings: Settings, into: Path, *, starts: int, select: str, tell: Tell
-) -> tuple[int, list[str]]:
-    """Start an engine on every faulty checkpoint until `starts` starts are recorded; return how many were made.
+    paths: Sequence[Path],
+    settings: Settings,
+    into: Path,
+    *,
+    starts: int,
+    select: str,
+    tell: Tell,
+    names: Sequence[str] | None = None,
+    starter: EngineStarter | None = None,
+) -> Measured:
+    """Start an engine on every faulty checkpoint until `starts` starts of each are recorded in `into`.
 
-    Also returned is a sentence per start that failed: nothing is recorded of it.
+    Starts that are recorded there already are not made again, so an interrupted round goes on where it was. Engines come
+    from `starter`, or from what the settings name.
     Raises: UsageError when there are no scenarios at the paths.
     """
-    scenarios = collect(paths, select=select)
+    scenarios = [each for each in collect(paths, select=select) if names is None or each.name in names]
     if not scenarios:
         raise UsageError(f'no scenario whose name holds "{select}" at {", ".join(str(path) for path in paths)}')
     made, failed = 0, []
-    with Run(settings, progress=tell, expectations=into) as run:
-        for scenario in scenarios:
-            known = load_expectations(into, run.identity.label).get(scenario.name)
-            for number in range(1, starts + 1 - (0 if known is None else len(known.layers))):
-                try:
-                    seen, place = run.start_only(scenario, number)
-                except HarnessError as error:
-                    failed.append(f"{scenario.name}: {error}")
-                    continue
-                name = f"{run.directory.name}/{place.name}"
-                record_start(into, run.identity.label, scenario.name, layer=seen.layer, run=name, seen=seen.because)
-                tell(f"{scenario.name}: {seen.layer}: {seen.because}")
-                made += 1
-    return made, failed
+    with Run(settings, progress=tell, expectations=into, starter=starter) as run:
+        label = run.identity.label
+        known = load_expectations(into, label)
+        due = [
+            (scenario, number)
+            for scenario in scenarios
+            for number in range(1, starts + 1 - len(known.get(scenario.name, NOTHING_RECORDED).layers))
+        ]
+        begun_ns = now_ns()
+        for position, (scenario, number) in enumerate(due):
+            tell(f"start {position + 1} of {len(due)}: {scenario.name}{time_left(begun_ns, position, len(due))}")
+            try:
+                seen, place = run.start_only(scenario, number)
+            except HarnessError as error:
+                failed.append((scenario.name, str(error)))
+                continue
+            name = f"{run.directory.name}/{place.name}"
+            record_start(into, label, scenario.name, layer=seen.layer, run=name, seen=seen.because)
+            tell(f"{scenario.name}: {seen.layer}: {seen.because}")
+            made += 1
+    return Measured(label=label, made=made, failed=tuple(failed))
 
 
-def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: Path) -> int:
-    """Write the page that shows which release of an engine notices which fault; return how many releases it shows.
+def time_left(begun_ns: int, done: int, count: int) -> str:
+    """Say how long the rest will take if it goes on as it went; nothing before there is anything to go by."""
+    if not done:
+        return ""
+    left_s = seconds_between(begun_ns, now_ns()) / done * (count - done)
+    return f" (about {left_s / 60:.0f} min left)" if left_s >= 90 else f" (about {left_s:.0f} s left)"
+
+
+def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: Path, findings: Path) -> int:
+    """Write which release of an engine notices which fault, and what to tell its maintainers; return how many are shown.
 
     Raises: HarnessError when nothing was recorded of this engine; UsageError when there are no scenarios at the paths.
     """
+    by_file = collect_by_file(paths)
     families = {
         re.sub(r"^test_|_on_restart$", "", file.stem): [scenario.name for scenario in scenarios]
-        for file, scenarios in collect_by_file(paths).items()
+        for file, scenarios in by_file.items()
     }
     if not families:
         raise UsageError(f"no scenarios at {', '.join(str(path) for path in paths)}")
     releases = load_releases(expectations, engine)
     page.write_text(as_markdown(releases, families), encoding="utf-8")
+    declared = {
+        scenario.name: _declared(scenario, file) for file, scenarios in by_file.items() for scenario in scenarios
+    }
+    findings.write_text(as_findings(releases, declared), encoding="utf-8")
     return len(releases)
+
+
+def _declared(scenario: Scenario, file: Path) -> Declared:
+    """Return what it takes to do by hand what a scenario does."""
+    old, new = (
+        dict(source.parameters) if source.name.startswith("tiny-llama-seed") else {}
+        for source in (scenario.old, scenario.new)
+    )
+    return Declared(
+        name=scenario.name,
+        file=str(file),
+        faults=tuple((fault.name, dict(fault.parameters())) for fault in scenario.faults),
+        how=str(scenario.rollout.how),
+        old=old,
+        new=new,
+    )
 
 
 def collect(paths: Sequence[Path], *, select: str = "") -> list[Scenario]:

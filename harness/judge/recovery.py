@@ -1,0 +1,138 @@
+"""Does a candidate recover more slowly than its baseline? An exact rank test, a margin, and *unknown* where there is too little.
+
+Recoveries of different scenarios are not alike, so they are only ranked within their own scenario and mode; the test is then
+exact over all of them together. With a single scenario it is the test of Mann and Whitney.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.judge.verdict import Verdict
+
+RECOVERIES_MIN = 5  # per arm; below it no order of the times is improbable enough
+MARGIN = 0.25  # up to 25 % longer is not called a regression
+LEVEL_SLOWER = 0.01
+LEVEL_NOT_SLOWER = 0.05
+SHORTEST_S = 1e-3  # what is shorter was not measured
+
+Stratum = tuple[Sequence[float], Sequence[float]]  # recoveries of the baseline and of the candidate, in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFinding:
+    """The answer for one scenario, or for all of them together. A recovery that never came is infinitely long."""
+
+    name: str
+    verdict: Verdict
+    because: str
+    baseline: int  # recoveries
+    candidate: int
+    ratio: float | None = None  # how many times as long the candidate takes; None: nothing to compare
+    p_slower: float | None = None  # of the hypothesis that it takes no longer
+    p_not_slower: float | None = None  # of the hypothesis that it takes longer by the margin
+
+
+def judge_recoveries(
+    baseline: Mapping[str, Sequence[float]], candidate: Mapping[str, Sequence[float]]
+) -> tuple[RecoveryFinding, ...]:
+    """Answer for all scenarios that both arms recovered in together, then for each with enough recoveries of its own.
+
+    The mappings give the recoveries in seconds by scenario and mode. One scenario alone can break the verdict; that it has
+    too few recoveries of its own says nothing, so only such answers are returned as are one.
+    """
+    shared = sorted(name for name in baseline.keys() & candidate.keys() if baseline[name] and candidate[name])
+    together = _judge("all scenarios together", [(baseline[name], candidate[name]) for name in shared])
+    alone = [_judge(name, [(baseline[name], candidate[name])]) for name in shared] if len(shared) > 1 else []
+    return (together, *(each for each in alone if each.verdict is not Verdict.UNKNOWN))
+
+
+def _judge(name: str, strata: Sequence[Stratum]) -> RecoveryFinding:
+    counts = sum(len(old) for old, _ in strata), sum(len(new) for _, new in strata)
+    if min(counts) < RECOVERIES_MIN:
+        because = (
+            f"{counts[0]} recoveries of the baseline and {counts[1]} of the candidate in the same scenarios, "
+            f"at least {RECOVERIES_MIN} of each are needed"
+        )
+        return RecoveryFinding(
+            name=name, verdict=Verdict.UNKNOWN, because=because, baseline=counts[0], candidate=counts[1]
+        )
+    ratio = typical_ratio(strata)
+    p_slower = rank_p_value(strata)
+    faster = [([time / (1 + MARGIN) for time in new], old) for old, new in strata]
+    p_not_slower = rank_p_value(faster)
+    seen = f"{ratio:.2f} times as long ({counts[0]} and {counts[1]} recoveries"
+    if p_slower <= LEVEL_SLOWER and ratio > 1 + MARGIN:
+        verdict = Verdict.BROKEN
+        because = f"{seen}, p = {p_slower:.2g}): more than {MARGIN:.0%} longer"
+    elif p_not_slower <= LEVEL_NOT_SLOWER and ratio <= 1 + MARGIN:
+        verdict = Verdict.HELD
+        because = f"{seen}, p = {p_not_slower:.2g}): not more than {MARGIN:.0%} longer"
+    else:
+        verdict = Verdict.UNKNOWN
+        because = (
+            f"{seen}): neither more than {MARGIN:.0%} longer (p = {p_slower:.2g}, {LEVEL_SLOWER:g} is needed) nor not "
+            f"(p = {p_not_slower:.2g}, {LEVEL_NOT_SLOWER:g} is needed); more recoveries would tell"
+        )
+    return RecoveryFinding(
+        name=name,
+        verdict=verdict,
+        because=because,
+        baseline=counts[0],
+        candidate=counts[1],
+        ratio=ratio,
+        p_slower=p_slower,
+        p_not_slower=p_not_slower,
+    )
+
+
+def typical_ratio(strata: Sequence[Stratum]) -> float:
+    """Return the median of new over old over all pairs within a scenario: Hodges and Lehmann's estimate, as a ratio."""
+    return median(_ratio(before, after) for old, new in strata for before in old for after in new)
+
+
+def _ratio(before: float, after: float) -> float:
+    if math.isinf(before):
+        return 1.0 if math.isinf(after) else 0.0
+    return max(after, SHORTEST_S) / max(before, SHORTEST_S)
+
+
+def rank_p_value(strata: Sequence[Stratum]) -> float:
+    """Return the exact one-sided p-value of "the second of each stratum are not longer": equal values share their rank.
+
+    Source: the permutation distribution of the rank sum, counted over every way to tell the two apart within each stratum;
+    for one stratum that of H. B. Mann and D. R. Whitney (1947), for several that of P. van Elteren (1960) with equal weights.
+    """
+    observed = 0
+    ways: dict[int, int] = {0: 1}  # by twice the rank sum, so that shared ranks stay whole
+    for old, new in strata:
+        ranks = _twice_the_ranks([*old, *new])
+        observed += sum(ranks[len(old) :])
+        ways = _convolved(ways, _sums(ranks, len(new)))
+    return sum(count for total, count in ways.items() if total >= observed) / sum(ways.values())
+
+
+def _twice_the_ranks(values: Sequence[float]) -> list[int]:
+    below = {value: sum(other < value for other in values) for value in set(values)}
+    return [2 * below[value] + 1 + values.count(value) for value in values]
+
+
+def _sums(ranks: Sequence[int], size: int) -> dict[int, int]:
+    """Return in how many ways `size` of the ranks have each sum."""
+    chosen: list[dict[int, int]] = [{0: 1}, *({} for _ in range(size))]
+    for rank in ranks:
+        for number in range(size, 0, -1):
+            for total, count in chosen[number - 1].items():
+                chosen[number][total + rank] = chosen[number].get(total + rank, 0) + count
+    return chosen[size]
+
+
+def _convolved(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
+    both: dict[int, int] = {}
+    for total, count in first.items():
+        for more, times in second.items():
+            both[total + more] = both.get(total + more, 0) + count * times
+    return both

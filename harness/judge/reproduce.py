@@ -1,0 +1,100 @@
+"""How to see for oneself what a scenario found: by `harness damage` and `vllm serve`, and by the harness alone."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.checkpoint.models import tiny_llama
+from harness.faults.catalogue import CATALOGUE
+from harness.faults.documents import is_damage
+from harness.judge.finding_texts import Text
+
+MODEL_LEN = 256
+USUAL = {
+    each.name: each.default for each in inspect.signature(tiny_llama).parameters.values() if each.name != "seed"
+}  # what need not be said of a tiny checkpoint
+LAUNCHES = ("launch_dtype", "launch_argument", "launch_environment")
+ASK = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+  -d '{"model": "tiny", "prompt": [5, 17, 42, 99, 7, 300, 12, 8], "max_tokens": 4, "temperature": 0, "prompt_logprobs": 0}'"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What a scenario does, as far as it takes to do it by hand."""
+
+    name: str
+    file: str  # the module that declares it, as it is named on the command line
+    faults: tuple[tuple[str, Mapping[str, Any]], ...]  # names and parameters
+    how: str  # of the rollout: "restart", ...
+    old: Mapping[str, Any] = field(default_factory=dict)  # parameters of the tiny model; empty: it is another one
+    new: Mapping[str, Any] = field(default_factory=dict)
+
+
+def by_hand(declared: Declared, text: Text | None) -> tuple[str, ...]:
+    """Return the shell lines that show it on vLLM alone; none where a damaged copy, a request and the text do not suffice."""
+    damages = [(name, given) for name, given in declared.faults if is_damage(name)]
+    others = [name for name, _ in declared.faults if not is_damage(name) and name not in LAUNCHES]
+    is_live = declared.how != "restart"
+    steps = text.by_hand if text is not None else ()
+    if not declared.new or len(damages) > 1 or (not steps and (others or is_live)):
+        return ()
+    needs_old = is_live or any("old" in CATALOGUE[name].needs for name, _ in damages)
+    lines = [_make("NEW", declared.new)]
+    lines += [_make("OLD", declared.old)] if needs_old and declared.old else []
+    lines += [_damage(name, given) for name, given in damages]
+    served = '"$OLD"' if is_live else "damaged" if damages else '"$NEW"'
+    return (*lines, _serve(served, declared, text), *steps, *([] if steps and not is_live else [ASK]))
+
+
+def by_harness(declared: Declared) -> str:
+    """Return the one command that shows it on a vLLM that is installed in an interpreter."""
+    return (
+        f"harness expectations measure {shlex.quote(declared.file)} -k {declared.name} --starts 1 --into seen "
+        '--engine process --python "$(command -v python)"'
+    )
+
+
+def _make(variable: str, parameters: Mapping[str, Any]) -> str:
+    """Return the line that makes a tiny checkpoint, or finds it made."""
+    given = ", ".join(f"{key}={_literal(value)}" for key, value in parameters.items() if USUAL.get(key) != value)
+    return f"{variable}=$(python -c 'from harness import models; print(models.tiny_llama({given}).build())')"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _damage(name: str, parameters: Mapping[str, Any]) -> str:
+    settings = [
+        f"--set {shlex.quote(f'{key}={_value(value)}')}" for key, value in parameters.items() if value is not None
+    ]
+    old = ['--old "$OLD"'] if "old" in CATALOGUE[name].needs else []
+    return " ".join(['harness damage "$NEW" --fault', name, *settings, *old, "--out damaged"])
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _serve(served: str, declared: Declared, text: Text | None) -> str:
+    environment, arguments = [], []
+    for name, given in declared.faults:
+        if name == "launch_dtype":
+            arguments += ["--dtype", str(given.get("dtype"))]
+        elif name == "launch_argument":
+            arguments += [str(each) for each in given.get("arguments", ())]
+        elif name == "launch_environment":
+            environment.append(f"{given.get('variable')}={shlex.quote(str(given.get('value')))}")
+    more = text.serve if text is not None else ""
+    parts = [*environment, more, "vllm serve", served, f"--served-model-name tiny --max-model-len {MODEL_LEN}"]
+    return " ".join(part for part in (*parts, shlex.join(arguments), "&") if part)
+
+
+def as_block(lines: Sequence[str]) -> str:
+    """Return shell lines as a block of Markdown."""
+    return "\n".join(["```sh", *lines, "```"])

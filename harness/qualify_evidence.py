@@ -1,0 +1,74 @@
+"""What finished runs say about the side of a qualification that they are of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.judge.expectations import NOTHING_RECORDED, Expectation
+from harness.judge.verdict import Finding, Verdict
+from harness.report.store import RunRecord, ScenarioRecord
+from harness.scenario import Mode
+
+
+def runs_in(place: Path) -> list[Path]:
+    """Return the runs in a directory of results, the oldest first."""
+    found = place.iterdir() if place.is_dir() else ()
+    return sorted(path for path in found if (path / "run.json").is_file() and not path.is_symlink())
+
+
+def guarded(runs: Sequence[RunRecord]) -> dict[str, list[Finding]]:
+    """Return what each guarded run of each scenario came to."""
+    found: dict[str, list[Finding]] = {}
+    for run in runs:
+        for record in run.scenarios:
+            if record.mode == Mode.GUARDED:
+                found.setdefault(record.name, []).append(_as_finding(run, record))
+    return found
+
+
+def recovery_times(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
+    """Return how long each recovery took, in seconds, by scenario and mode; one that never came is infinite.
+
+    Only scenarios whose preconditions held count: what was not injected was not recovered from.
+    """
+    times: dict[str, list[float]] = {}
+    for run in runs:
+        for record in run.scenarios:
+            claimed = [finding for finding in record.findings if finding.claim.startswith("recovered(")]
+            failed = any(f.is_precondition and f.verdict is not Verdict.HELD for f in record.findings)
+            if failed or not claimed:
+                continue
+            took_s = record.measured.get("recovered_after_s")
+            if isinstance(took_s, int | float):
+                times.setdefault(f"{record.name} [{record.mode}]", []).append(float(took_s))
+            elif claimed[0].verdict is Verdict.BROKEN:
+                times.setdefault(f"{record.name} [{record.mode}]", []).append(math.inf)
+    return times
+
+
+def _as_finding(run: RunRecord, record: ScenarioRecord) -> Finding:
+    """Return what one guarded run came to."""
+    decisive = [f for f in record.findings if f.verdict is record.verdict is not Verdict.HELD] or [
+        f for f in record.findings if f.verdict is not Verdict.HELD
+    ]
+    because = "; ".join(f"{f.claim}: {f.because}" for f in decisive[:2]) or f"noticed at {record.layer}"
+    return Finding(
+        claim=record.name, verdict=record.verdict, because=because, evidence=(f"{run.name}/{record.directory.name}",)
+    )
+
+
+def merged(first: Mapping[str, Expectation], second: Mapping[str, Expectation]) -> dict[str, Expectation]:
+    """Return the starts of both; the same run counts once."""
+    both = dict(first)
+    for name, more in second.items():
+        for layer, run in zip(more.layers, more.runs, strict=False):
+            both[name] = both.get(name, NOTHING_RECORDED).with_start(layer=layer, run=run, seen=more.seen)
+    return both
+
+
+def build_of(run: Path) -> str:
+    """Return which engine build a stored run was made with."""
+    return str(json.loads((run / "run.json").read_text(encoding="utf-8")).get("engine_build", ""))

