@@ -10,7 +10,7 @@ from typing import Protocol
 from harness.clock import Deadline
 from harness.engine.engine import EngineStarter
 from harness.engine.launch import Launch, WeightCache
-from harness.faults.fault import CacheFault
+from harness.faults.fault import CacheFault, CompileCacheFault
 from harness.guards.canary import GoldenPair
 from harness.observe.history import Recorder
 from harness.scenario import Mode, Scenario
@@ -52,6 +52,14 @@ class Ground:
     api_key: str
     random: Random
     deadline: Deadline
+
+
+def compile_cache_of(scenario: Scenario, directory: Path) -> Path | None:
+    """Make the compile cache that a scenario's engines are launched with; None for a scenario whose engines are eager."""
+    if not any(isinstance(fault, CompileCacheFault) for fault in scenario.faults):
+        return None
+    directory.mkdir(exist_ok=True)
+    return directory
 
 
 def weight_cache_of(scenario: Scenario, directory: Path) -> WeightCache | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.faults import FAULTS
 from harness.faults.catalogue import CATALOGUE
-from harness.faults.documents import is_damage, rows_of, summary_of
+from harness.faults.documents import gaps, is_damage, rows_of, summary_of
+from harness.faults.rows import ROWS
 from harness.recording import collect_by_file
 from harness.scenario import Scenario
 
@@ -36,9 +37,13 @@ def listing(paths: Sequence[Path], results: Path) -> Iterator[str]:
     yield f"faults ({len(FAULTS)}; harness damage --list tells parameters, docs/faults.md everything):"
     for name in sorted(FAULTS):
         where = "damage" if is_damage(name) else "scenario"
-        yield f"  {name:24}{where:9} {', '.join(rows_of(name)):24} {summary_of(name)}"
+        yield f"  {name:26}{where:9} {', '.join(rows_of(name)):24} {summary_of(name)}"
         if needs := _needs((name,), known=("old",)):
-            yield f"  {'':24}  needs {needs}"
+            yield f"  {'':26}  needs {needs}"
+    yield ""
+    yield f"rows of the fault list that no fault injects ({len(gaps())} of {len(ROWS)}):"
+    for row, why in gaps().items():
+        yield f"  {row:4} {ROWS[row].what}: {why}"
     times = last_times(results)
     for path in paths or filter(Path.exists, [SCENARIOS]):
         for file, scenarios in collect_by_file([path]).items():

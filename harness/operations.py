@@ -9,15 +9,18 @@ from typing import Any
 
 from harness.admission import preflight_refusals
 from harness.checkpoint.copy import private_copy
+from harness.checkpoint.difference import differing_files
 from harness.checkpoint.manifest import weights_id
 from harness.clock import now_ns, seconds_between
 from harness.engine.engine import Engine, HandedOn
 from harness.engine.launch import Launch
 from harness.engine.rollout import How, Rollout
 from harness.errors import EngineNotReady, HarnessError
+from harness.faults.compile_cache import clear_compile_cache
 from harness.faults.fault import (
     Acting,
     CacheFault,
+    CompileCacheFault,
     Damage,
     Injected,
     LaunchFault,
@@ -29,6 +32,7 @@ from harness.faults.fault import (
 from harness.ground import LIVE, Ground
 from harness.guards import publish, purge
 from harness.guards.canary import Answer
+from harness.guards.versions import MANIFEST, READY
 from harness.incident import Incident
 from harness.observe.history import EventKind
 from harness.reload import InPlace
@@ -48,6 +52,7 @@ class Operations:
     _completed: bool = False
     _is_remedied: bool = False  # what serves was started as undamaged
     _undone: list[dict[str, str]] | None = None  # what pre-flight said about the repaired checkpoint
+    _left_spoilt: str = ""  # what clearing the compile cache could not undo
 
     def __post_init__(self) -> None:
         self.incident = Incident(self.ground, self.service)
@@ -108,6 +113,10 @@ class Operations:
         for fault in self.ground.scenario.faults:
             if isinstance(fault, CacheFault):
                 self._record(fault.prove(self.ground.cache, old=self.ground.old, new=self.ground.new))
+            elif isinstance(fault, CompileCacheFault) and launch.compile_cache is not None:
+                cache, injected = fault.spoil(launch.compile_cache, random=self.ground.random)
+                launch = replace(launch, compile_cache=cache)
+                self._record(injected)
         if self._publish_fault is not None and self._is_guarded_by(Guard.PREFLIGHT):
             self._preflight(self.live)
         if self._refused:
@@ -120,13 +129,6 @@ class Operations:
                 self._refused = "the new engine was not admitted"
         self._event(EventKind.ROLLOUT_ENDED, how=rollout.how, completed=self._completed, because=self._refused)
 
-    def alter_launch(self) -> Launch:
-        """Return the launch with every fault of its line in it, and record that they are."""
-        launch, proofs = self._altered()
-        for injected in proofs:
-            self._record(injected)
-        return launch
-
     def inject(self) -> Engine:
         """Let the scenario's live faults strike the engine that users are sent to, and return it.
 
@@ -137,6 +139,13 @@ class Operations:
             raise HarnessError("no engine serves that an incident could strike")
         self.incident.strike(engine, expects=Answer.NEW if self._completed else Answer.OLD)
         return engine
+
+    def alter_launch(self) -> Launch:
+        """Return the launch with every fault of its line in it, and record that they are."""
+        launch, proofs = self._altered()
+        for injected in proofs:
+            self._record(injected)
+        return launch
 
     def remedy(self) -> None:
         """Undo the fault as documented: whole checkpoint published atomically, cache purged, engine started anew."""
@@ -160,6 +169,8 @@ class Operations:
         refused = self._refusals(self.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
         if ground.launch.weight_cache is not None:
             self._purge()
+        if ground.launch.compile_cache is not None:
+            self._left_spoilt = clear_compile_cache(ground.launch.compile_cache)
         gated = ground.mode is Mode.GUARDED
         completed = not refused and self._roll(
             ground.launch, self._rollout.as_remedy(beside=gated), gated=gated, is_faulty=False
@@ -173,14 +184,20 @@ class Operations:
         self.incident.prove_undone()
         if self._undone is None:
             return
-        served, wanted = weights_id(self.live.resolve()), weights_id(self.ground.new)
+        live = self.live.resolve()
+        differing = differing_files(live, self.ground.new, leave_out=(READY, MANIFEST))
+        because = (
+            f"the live checkpoint is not the undamaged one: {', '.join(differing)}"
+            if differing
+            else f"the live checkpoint ({weights_id(live)}) has every file of the undamaged one, and no other"
+        )
         names = [fault.name for fault in self.ground.scenario.faults if not isinstance(fault, LiveFault)]
         for name in names or [str(self._rollout.how)]:  # a reload alone may be what was wrong
             self._event(
                 EventKind.FAULT_UNDONE,
                 fault=name,
-                proved=served == wanted,
-                because=f"the live checkpoint has weights {served}, wanted {wanted}",
+                proved=not differing and not self._left_spoilt,
+                because=self._left_spoilt or because,
                 refused=self._undone,
             )
 
@@ -190,7 +207,8 @@ class Operations:
         None when there is no such engine, or when it has anything of this scenario's own: a cache, or a fault, also one
         that changed nothing that canaries see.
         """
-        if not self._is_remedied or self.ground.launch.weight_cache is not None:
+        launch = self.ground.launch
+        if not self._is_remedied or launch.weight_cache is not None or launch.compile_cache is not None:
             return None
         return self.service.give_away()
 
@@ -337,4 +355,3 @@ class Operations:
 
     def _event(self, kind: EventKind, **data: Any) -> None:
         self.ground.recorder.event("operator", kind, **data)
-

@@ -25,7 +25,7 @@ from harness.engine.rollout import How
 from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.faults.fault import Demanding
 from harness.goldens import Goldens
-from harness.ground import LIVE, Ground, weight_cache_of
+from harness.ground import LIVE, Ground, compile_cache_of, weight_cache_of
 from harness.guards.canary import Answer
 from harness.handover import Handover
 from harness.judge.claim import Claim, Context
@@ -168,8 +168,8 @@ class Run:
         try:
             operations.prepare()
             running = self._handover.take(ground)
-            is_needed = ground.launch.weight_cache is not None or scenario.rollout.how is How.RELOAD
-            if is_needed or scenario.is_incident:
+            caches = ground.launch.weight_cache, ground.launch.compile_cache
+            if caches != (None, None) or scenario.rollout.how is How.RELOAD or scenario.is_incident:
                 operations.start_old(running)
             if scenario.is_incident:
                 operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
@@ -213,7 +213,8 @@ class Run:
             checkpoint_root=self.work,
             checkpoint_name=LIVE,
             max_model_len=self.settings.max_model_len,
-            extra_arguments=self.settings.engine_arguments,
+            compile_cache=compile_cache_of(scenario, self.work / "compile_cache_of_goldens"),
+            extra_arguments=(*self.settings.engine_arguments, *scenario.engine_arguments),
         )
         deep_tokens = 0
         if scenario.reloads:
@@ -234,7 +235,10 @@ class Run:
         cache = self.shared / place.name / "weight_cache"
         cache.mkdir(parents=True)
         launch = replace(
-            launch_base, checkpoint_root=work / "checkpoints", weight_cache=weight_cache_of(scenario, cache)
+            launch_base,
+            checkpoint_root=work / "checkpoints",
+            weight_cache=weight_cache_of(scenario, cache),
+            compile_cache=compile_cache_of(scenario, work / "compile_cache"),
         )
         ground = Ground(
             scenario=scenario,

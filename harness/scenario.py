@@ -11,7 +11,16 @@ from typing import Any
 from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import How, Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
-from harness.faults.fault import CacheFault, Damage, Fault, LaunchFault, LiveFault, PublishFault, StartRace
+from harness.faults.fault import (
+    CacheFault,
+    CompileCacheFault,
+    Damage,
+    Fault,
+    LaunchFault,
+    LiveFault,
+    PublishFault,
+    StartRace,
+)
 from harness.judge.claim import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
 from harness.load.shape import LoadShape
 
@@ -117,6 +126,7 @@ class Scenario:
     guarded_rollout: Rollout = blue_green()  # noqa: RUF009 - a frozen value
     timeline: tuple[Step, ...] = USUAL_TIMELINE
     guards: tuple[Guard, ...] = (Guard.PREFLIGHT, Guard.CANARY_GATE)
+    engine_arguments: tuple[str, ...] = ()  # of every engine of this scenario, such as those that split the model
     limit_s: float = 600.0
     about: str = ""  # what goes wrong, what must hold, where that comes from; default: the module's docstring
 
@@ -154,7 +164,9 @@ class Scenario:
         problems = [
             f'"{fault.name}" is no kind of fault that can be injected'
             for fault in self.faults
-            if not isinstance(fault, Damage | LaunchFault | PublishFault | CacheFault | StartRace | LiveFault)
+            if not isinstance(
+                fault, Damage | LaunchFault | PublishFault | CacheFault | CompileCacheFault | StartRace | LiveFault
+            )
         ]
         live = [fault.name for fault in self.faults if isinstance(fault, LiveFault)]
         if self.is_incident and len(live) != len(self.faults):
@@ -163,7 +175,7 @@ class Scenario:
             problems.append("inject() needs a live fault")
         if self.reloads and any(isinstance(fault, LaunchFault | CacheFault | StartRace) for fault in self.faults):
             problems.append("an engine that reloads is not started: faults of launch, cache and start cannot act")
-        for kind, what in ((PublishFault, "publish"), (CacheFault, "cache")):
+        for kind, what in ((PublishFault, "publish"), (CacheFault, "cache"), (CompileCacheFault, "compile cache")):
             count = sum(isinstance(fault, kind) for fault in self.faults)
             if count > 1:
                 problems.append(f"{count} {what} faults, at most one is possible")
@@ -226,6 +238,7 @@ class Scenario:
             "rollout": self.rollout.how,
             "guarded_rollout": self.guarded_rollout.how,
             "guards": list(self.guards),
+            "engine_arguments": list(self.engine_arguments),
             "timeline": [
                 {"action": s.action, "at_s": s.at_s, "after_detection_limit_s": s.after_detection_limit_s}
                 for s in self.timeline

@@ -32,11 +32,18 @@ GOOD = Scenario(
         ({"timeline": (then().start_rollout(), then().publish("new"))}, "must be publish, start_rollout"),
         ({"timeline": (at(3.0).publish("new"),)}, "must be publish, start_rollout"),
         ({"timeline": (at(900.0).publish("new"), then().start_rollout())}, "between 0 and limit_s=600, got 900"),
-        ({"timeline": (at(1.0).inject(),)}, "without a rollout can only inject live faults; inject\\(\\) needs a live fault"),
+        (
+            {"timeline": (at(1.0).inject(),)},
+            "without a rollout can only inject live faults; inject\\(\\) needs a live fault",
+        ),
         ({"timeline": (at(1.0).inject(), then().start_rollout())}, "must be publish, start_rollout"),
         ({"timeline": (at(1.0).inject(), then().inject())}, "must be publish, start_rollout"),
         ({"timeline": (at(900.0).inject(),), "faults": (faults.frozen_process(),)}, "inject must lie between"),
         ({"faults": (faults.nested_move(), faults.overwrite_in_place())}, "2 publish faults, at most one"),
+        (
+            {"faults": (faults.moved_compile_cache(), faults.damaged_compile_cache())},
+            "2 compile cache faults, at most one",
+        ),
     ],
 )
 def test_contradiction_is_named(change: dict[str, object], said: str) -> None:

@@ -131,6 +131,10 @@ class ContainerStarter:
             if not PLUGIN_DIRECTORY.is_dir():
                 raise HarnessError(f'the weight-cache plug-in is missing: "{PLUGIN_DIRECTORY}"')
             _let_write(launch.weight_cache.directory, user or self._image_user())
+        if launch.compile_cache is not None:
+            if not launch.compile_cache.is_dir():
+                raise UsageError(f'compile cache "{launch.compile_cache}" is not a directory')
+            _let_write(launch.compile_cache, user or self._image_user())
         return container_options(
             launch,
             site,

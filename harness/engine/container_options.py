@@ -10,8 +10,10 @@ from typing import Any
 
 from docker.types import DeviceRequest, LogConfig, Mount
 
+from harness.engine.cpu_ranks import rank_binding
 from harness.engine.engine import EngineSite
 from harness.engine.launch import (
+    COMPILE_CACHE_VARIABLE,
     WEIGHT_CACHE_KEY_VARIABLE,
     WEIGHT_CACHE_PATH_VARIABLE,
     WEIGHT_CACHE_ROOT,
@@ -23,6 +25,7 @@ from harness.label import LABEL_KEY
 PORT = 8000
 CHECKPOINTS = "/checkpoints"
 PLUGINS = "/opt/rollout-plugins"
+COMPILE_CACHES = "/compile-caches"
 PLUGIN_DIRECTORY = Path(__file__).with_name("weight_cache_plugin")
 INCARNATION_LABEL = "io.github.vllm-rollout-harness.incarnation"
 PIDS_LIMIT = 4096
@@ -36,8 +39,8 @@ _OFFLINE = {
     "NO_COLOR": "1",
     "PYTHONFAULTHANDLER": "1",  # a worker killed by SIGBUS or SIGSEGV says so in the log, which vLLM does not
 }
-_CPU_IMAGE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is most of the host
+_CPU_IMAGE = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; the default is most of the host
+_EAGER = {
     # Even in eager mode the first request with logprobs compiles a helper: 16 to 21 s on two cores (0.32.0, 2 runs),
     # which would be counted as a slow answer or a slow recovery.
     "TORCHDYNAMO_DISABLE": "1",
@@ -138,6 +141,9 @@ def container_options(
     mounts = [BindMount(source=launch.checkpoint_root.absolute(), target=CHECKPOINTS, is_read_only=True)]
     if not gpus:
         environment.update(_CPU_IMAGE)
+        environment.update(rank_binding(launch.extra_arguments, site.engine_cpus))
+        if launch.compile_cache is None:
+            environment.update(_EAGER)
     environment.update(launch.environment)
     if launch.weight_cache is not None:
         mounts += [
@@ -147,9 +153,15 @@ def container_options(
         environment[WEIGHT_CACHE_PATH_VARIABLE] = WEIGHT_CACHE_ROOT
         environment[WEIGHT_CACHE_KEY_VARIABLE] = launch.weight_cache.key
         environment["PYTHONPATH"] = ":".join(filter(None, (PLUGINS, environment.get("PYTHONPATH"))))
+    if launch.compile_cache is not None:
+        # Each cache has a place of its own, so that one that was moved is seen to have moved.
+        place = f"{COMPILE_CACHES}/{launch.compile_cache.name}"
+        mounts.append(BindMount(source=launch.compile_cache.absolute(), target=place, is_read_only=False))
+        environment[COMPILE_CACHE_VARIABLE] = place
     environment["VLLM_API_KEY"] = site.api_key
     arguments = launch.arguments(model=f"{CHECKPOINTS}/{name}", host="0.0.0.0", port=PORT)  # noqa: S104 inside a bridge
-    if not gpus and not {"--enforce-eager", "--no-enforce-eager"} & set(launch.extra_arguments):
+    chosen = {"--enforce-eager", "--no-enforce-eager"} & set(launch.extra_arguments)
+    if not gpus and launch.compile_cache is None and not chosen:
         arguments += ("--enforce-eager",)
     return ContainerOptions(
         image=image,

@@ -12,6 +12,7 @@ WEIGHT_CACHE_ROOT = "/dev/shm/vllm_weight_cache"  # the incident write-up's defa
 WEIGHT_CACHE_PATH_VARIABLE = "VLLM_WEIGHT_CACHE_PATH"
 WEIGHT_CACHE_KEY_VARIABLE = "VLLM_WEIGHT_CACHE_KEY"  # "path" (as documented) or "content"
 WEIGHT_CACHE_DISABLED_VARIABLE = "VLLM_WEIGHT_CACHE_DISABLED"  # "1": load as if there were no cache
+COMPILE_CACHE_VARIABLE = "VLLM_CACHE_ROOT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,9 @@ class Launch:
     dtype: str = "auto"
     max_model_len: int = 256
     weight_cache: WeightCache | None = None
+    compile_cache: Path | None = (
+        None  # a host directory that outlives the engine, which then compiles; None: eager on CPU
+    )
     extra_arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     shared_memory_bytes: int | None = None  # of a container; None: what containers here get
@@ -62,7 +66,9 @@ class Launch:
 
     def flags(self) -> tuple[str, ...]:
         """Return what of this launch decides the answers, for keys of stored goldens: no paths, ports or names."""
-        return (self.dtype, str(self.max_model_len), *self.extra_arguments, *(f"{k}={v}" for k, v in self.environment))
+        compiled = () if self.compile_cache is None else ("compiled",)
+        environment = (f"{name}={value}" for name, value in self.environment)
+        return (self.dtype, str(self.max_model_len), *compiled, *self.extra_arguments, *environment)
 
     def with_dtype(self, dtype: str) -> Launch:
         """Return the same launch with another `--dtype`."""
@@ -75,6 +81,7 @@ class Launch:
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "weight_cache_key": None if self.weight_cache is None else self.weight_cache.key,
+            "compile_cache": None if self.compile_cache is None else self.compile_cache.name,
             "extra_arguments": list(self.extra_arguments),
             "environment": [name for name, _ in self.environment],
         }

@@ -13,8 +13,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from harness.engine.cpu_ranks import rank_binding
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.launch import (
+    COMPILE_CACHE_VARIABLE,
     WEIGHT_CACHE_KEY_VARIABLE,
     WEIGHT_CACHE_PATH_VARIABLE,
     Launch,
@@ -145,7 +147,8 @@ class ProcessStarter:
     def _command(self, launch: Launch, *, port: int, cpus: Sequence[int], is_cpu: bool) -> tuple[str, ...]:
         model = launch.checkpoint_root.absolute() / launch.checkpoint_name
         arguments = launch.arguments(model=str(model), host=_LOOPBACK, port=port)
-        eager = ("--enforce-eager",) if is_cpu and "--enforce-eager" not in arguments else ()
+        is_eager = is_cpu and launch.compile_cache is None and "--enforce-eager" not in arguments
+        eager = ("--enforce-eager",) if is_eager else ()
         python = str(self._python.absolute())
         boot = (python, "-I", "-S", "-c", _BOOT, str(os.getpid()), ",".join(map(str, cpus)))
         return (*boot, python, "-m", "vllm.entrypoints.cli.main", "serve", *arguments, *eager)
@@ -164,7 +167,13 @@ class ProcessStarter:
             }
         # Without the first the server asks for nearly all memory of the machine and refuses on a busy one; without the
         # second the first request with logprobs compiles for 16 to 21 s, even in eager mode (0.32.0).
-        processor = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"} if is_cpu else {}
+        processor: dict[str, str] = {}
+        if is_cpu:
+            processor = {"VLLM_CPU_KVCACHE_SPACE": "1", **rank_binding(launch.extra_arguments, site.engine_cpus)}
+        if is_cpu and launch.compile_cache is None:
+            processor["TORCHDYNAMO_DISABLE"] = "1"
+        if launch.compile_cache is not None:
+            cache[COMPILE_CACHE_VARIABLE] = str(launch.compile_cache.absolute())
         return {
             **kept,
             LABEL_VARIABLE: site.run_label,

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.faults.bytes_on_disk import (
-    damage_header,
-    extend_shard,
-    flip_bit,
-    foreign_file,
-    nonfinite_values,
-    previous_shard,
-    swap_tensors,
-    unreadable_file,
-)
+from harness.faults.broken_files import damage_header, extend_shard, foreign_file, previous_shard, unreadable_file
 from harness.faults.cache import late_purge, stale_weight_cache
+from harness.faults.compile_cache import damaged_compile_cache, moved_compile_cache, unwritable_compile_cache
 from harness.faults.config import added_config, mismatched_config, removed_config
 from harness.faults.disk import full_disk
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
 from harness.faults.fault import (
     Acting,
     CacheFault,
+    CompileCacheFault,
     Damage,
     Fault,
     Injected,
@@ -32,6 +25,7 @@ from harness.faults.fault import (
 )
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.hub_cache import broken_hub_cache
+from harness.faults.latency import cold_compile_cache, cold_prefix_cache, compile_in_traffic
 from harness.faults.launch import (
     anonymous_weights,
     context_length,
@@ -66,6 +60,8 @@ from harness.faults.side_files import (
     permuted_tokenizer,
     token_beyond_rows,
 )
+from harness.faults.slow_storage import slow_storage
+from harness.faults.tensor_values import flip_bit, nonfinite_values, swap_tensors
 from harness.faults.tensors import (
     drop_tensor,
     narrow_tensor,
@@ -85,8 +81,12 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "cast_tensor": cast_tensor,
     "changed_chat_template": changed_chat_template,
     "changed_while_loading": changed_while_loading,
+    "cold_compile_cache": cold_compile_cache,
+    "cold_prefix_cache": cold_prefix_cache,
+    "compile_in_traffic": compile_in_traffic,
     "context_length": context_length,
     "cut_json": cut_json,
+    "damaged_compile_cache": damaged_compile_cache,
     "damage_header": damage_header,
     "drop_tensor": drop_tensor,
     "extend_shard": extend_shard,
@@ -111,6 +111,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "missing_chat_template": missing_chat_template,
     "missing_file": missing_file,
     "missing_shard": missing_shard,
+    "moved_compile_cache": moved_compile_cache,
     "narrow_tensor": narrow_tensor,
     "nested_checkpoint": nested_checkpoint,
     "nested_move": nested_move,
@@ -130,6 +131,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "rename_prefix": rename_prefix,
     "rename_tensor": rename_tensor,
     "rsync_in_place": rsync_in_place,
+    "slow_storage": slow_storage,
     "slow_sync": slow_sync,
     "small_shared_memory": small_shared_memory,
     "stale_index": stale_index,
@@ -140,6 +142,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "transpose_tensor": transpose_tensor,
     "truncate_shard": truncate_shard,
     "unreadable_file": unreadable_file,
+    "unwritable_compile_cache": unwritable_compile_cache,
     "widen_tensor": widen_tensor,
     "wider_weights": wider_weights,
     "zero_tail": zero_tail,
@@ -149,6 +152,7 @@ __all__ = [
     "FAULTS",
     "Acting",
     "CacheFault",
+    "CompileCacheFault",
     "Damage",
     "Fault",
     "Injected",
@@ -165,9 +169,13 @@ __all__ = [
     "cast_tensor",
     "changed_chat_template",
     "changed_while_loading",
+    "cold_compile_cache",
+    "cold_prefix_cache",
+    "compile_in_traffic",
     "context_length",
     "cut_json",
     "damage_header",
+    "damaged_compile_cache",
     "drop_tensor",
     "extend_shard",
     "flip_bit",
@@ -191,6 +199,7 @@ __all__ = [
     "missing_chat_template",
     "missing_file",
     "missing_shard",
+    "moved_compile_cache",
     "narrow_tensor",
     "nested_checkpoint",
     "nested_move",
@@ -210,6 +219,7 @@ __all__ = [
     "rename_prefix",
     "rename_tensor",
     "rsync_in_place",
+    "slow_storage",
     "slow_sync",
     "small_shared_memory",
     "stale_index",
@@ -220,6 +230,7 @@ __all__ = [
     "transpose_tensor",
     "truncate_shard",
     "unreadable_file",
+    "unwritable_compile_cache",
     "widen_tensor",
     "wider_weights",
     "zero_tail",

@@ -76,6 +76,24 @@ CATALOGUE: dict[str, Entry] = {
         needs=("files of some tens of MB, so that the engine is seen in the middle",),
         cost="one shard, put back afterwards",
     ),
+    "cold_compile_cache": Entry(
+        what="The new engine compiles everything anew, as on a machine that has no cache yet, and is ready later.",
+        by_hand="start with another, empty directory as `VLLM_CACHE_ROOT`",
+        needs=("an engine that compiles",),
+        cost="the compile cache",
+    ),
+    "cold_prefix_cache": Entry(
+        what="What users' prompts share was cached in the old process; the new one reads it all again.",
+        by_hand="restart a warm server, and send prompts that begin alike: `vllm:prefix_cache_hits_total` starts at zero",
+        needs=("an engine with a prefix cache: vLLM", "a load with `shared_tokens`"),
+        cost=NOTHING,
+    ),
+    "compile_in_traffic": Entry(
+        what="The engine is healthy before it has compiled what requests need: the first ones wait for the compiler.",
+        by_hand="vLLM on a CPU: start without `TORCHDYNAMO_DISABLE=1`, send a request with `logprobs` once `/health` says 200",
+        needs=("vLLM on a CPU, with a C++ compiler",),
+        cost=NOTHING,
+    ),
     "context_length": Entry(
         what="The engine is launched with a longer context than the config allows.",
         by_hand="`vllm serve MODEL --max-model-len 1000000`",
@@ -90,6 +108,13 @@ CATALOGUE: dict[str, Entry] = {
         what="The header of a weight file is no JSON; its size is right.",
         by_hand="on a copy: `printf '\\xff' | dd of=model.safetensors bs=1 seek=8 conv=notrunc`",
         reports=("huggingface/transformers#27923",),
+    ),
+    "damaged_compile_cache": Entry(
+        what="Files of the compile cache hold other bytes than were written: cut, empty, or one bit flipped.",
+        by_hand="`truncate -s 100 $VLLM_CACHE_ROOT/torch_compile_cache/torch_aot_compile/*/rank_0_0/model`, then restart",
+        reports=("vllm-project/vllm#21858", "ls1intum/edutelligence#579"),
+        needs=("an engine that compiles",),
+        cost="the compile cache",
     ),
     "drop_tensor": Entry(
         what="A tensor is in no file, and the weight index does not name it: memory that nobody filled is served.",
@@ -241,6 +266,13 @@ CATALOGUE: dict[str, Entry] = {
         reports=("vllm-project/vllm#34859", "huggingface/text-generation-inference#730"),
         cost=SMALL,
     ),
+    "moved_compile_cache": Entry(
+        what="The compile cache lies in another place than it was made in, as a volume that is mounted elsewhere.",
+        by_hand="`mv $VLLM_CACHE_ROOT ELSEWHERE; VLLM_CACHE_ROOT=ELSEWHERE vllm serve MODEL`",
+        reports=("vllm-project/vllm#52154",),
+        needs=("an engine that compiles",),
+        cost=NOTHING,
+    ),
     "narrow_tensor": Entry(
         what="A tensor is smaller than the config says.",
         by_hand=REWRITE.format("t[name] = t[name][:, :-32].contiguous()"),
@@ -358,6 +390,12 @@ CATALOGUE: dict[str, Entry] = {
         needs=("a rollout",),
         cost="the checkpoint",
     ),
+    "slow_storage": Entry(
+        what="Opening each weight file takes seconds, as on a network share or a cold object store; no byte is wrong.",
+        by_hand="hold a write lease (`fcntl(fd, F_SETLEASE, F_WRLCK)`) on each file, and give it back some seconds after it was asked for",
+        needs=("a file system with leases: ext4, xfs, tmpfs and others, no network file system",),
+        cost=NOTHING,
+    ),
     "slow_sync": Entry(
         what="The engine is started while the copy of the new checkpoint still runs.",
         by_hand="`rsync --bwlimit=10M new/ live/ & vllm serve live`",
@@ -418,6 +456,12 @@ CATALOGUE: dict[str, Entry] = {
         what="A weight file is listed and cannot be read.",
         by_hand="on a copy: `ln -sf /nowhere model.safetensors`, or `chmod 000 model.safetensors`",
         needs=('for how="mode": not root',),
+    ),
+    "unwritable_compile_cache": Entry(
+        what="Nobody can write to the compile cache: no permission, or a file where its directory belongs.",
+        by_hand="`chmod -R a-w $VLLM_CACHE_ROOT`, or `rm -r` the directory `torch_compile_cache` in it and `touch` a file of that name",
+        needs=("an engine that compiles",),
+        cost="a small file",
     ),
     "widen_tensor": Entry(
         what="A tensor is larger than the config says; what is too long is cut off without a word.",

@@ -6,7 +6,7 @@ Source: incident write-up (newer architecture; config and weights do not belong 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,8 +14,9 @@ from random import Random
 from typing import Any, ClassVar
 
 from harness.errors import FaultNotApplicable, ScenarioInvalid
-from harness.faults.facts import CONFIG_NAME, read_json
-from harness.faults.fault import Injected
+from harness.faults.facts import CONFIG_NAME, digest_of, read_json
+from harness.faults.fault import Fault, Injected
+from harness.faults.proof import prove
 from harness.faults.target import Target
 
 ROW_OF_KEY = {
@@ -38,15 +39,19 @@ ROW_OF_KEY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MismatchedConfig:
-    """A config with other values than the weights were trained with."""
+class ChangedConfig:
+    """A config with other values than the weights were trained with, or with keys that they know nothing of."""
 
-    name: ClassVar[str] = "mismatched_config"
     changes: tuple[tuple[str, Any], ...]
+    are_new: bool  # keys that the config lacks; else keys that it has
 
     def __post_init__(self) -> None:
         if not self.changes:
-            raise ScenarioInvalid("mismatched_config: changes is empty, expected at least one config key")
+            raise ScenarioInvalid(f"{self.name}: changes is empty, expected at least one config key")
+
+    @property
+    def name(self) -> str:
+        return "added_config" if self.are_new else "mismatched_config"
 
     @property
     def fault_id(self) -> str:
@@ -57,64 +62,13 @@ class MismatchedConfig:
 
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
-        config = read_json(target / CONFIG_NAME)
-        before = {key: _value(config, key) for key, _ in self.changes}
+        wanted = read_json(target / CONFIG_NAME)
         for key, value in self.changes:
-            if before[key] == value:
-                raise FaultNotApplicable(f'config key "{key}" is {value!r} already')
-            *parents, last = key.split(".")
-            inner = config
-            for parent in parents:
-                inner = inner[parent]
-            inner[last] = value
-        own.write(CONFIG_NAME, json.dumps(config, indent=2).encode())
-        seen = read_json(target / CONFIG_NAME)
-        after = {key: _value(seen, key) for key, _ in self.changes}
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=seen == config,  # and each key had another value before, or it was refused
-            because="; ".join(f'config key "{key}" was {before[key]!r}, is {after[key]!r}' for key in before),
-            before=before,
-            after=after,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedConfig:
-    """A config with keys that the weights know nothing of: a quantisation, code of its own, a rope scaling."""
-
-    name: ClassVar[str] = "added_config"
-    changes: tuple[tuple[str, Any], ...]
-
-    def __post_init__(self) -> None:
-        if not self.changes:
-            raise ScenarioInvalid("added_config: changes is empty, expected at least one config key")
-
-    @property
-    def fault_id(self) -> str:
-        return _row(self.changes[0][0])
-
-    def parameters(self) -> Mapping[str, Any]:
-        return {"changes": dict(self.changes)}
-
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        before = read_json(target / CONFIG_NAME)
-        for key, _ in self.changes:
-            if before.get(key) is not None:
-                raise FaultNotApplicable(f'config has a key "{key}" already, which is mismatched_config')
-        wanted = before | dict(self.changes)
-        own.write(CONFIG_NAME, json.dumps(wanted, indent=2).encode())
-        after = read_json(target / CONFIG_NAME)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=after == wanted,  # and no key had a value before, or it was refused
-            because="; ".join(f'config key "{key}" was absent, is {after.get(key)!r}' for key, _ in self.changes),
-            before={key: before.get(key) for key, _ in self.changes},
-            after={key: after.get(key) for key, _ in self.changes},
-        )
+            if self.are_new:
+                _add(wanted, key, value)
+            else:
+                _change(wanted, key, value)
+        return _rewrite(self, own, wanted, [key for key, _ in self.changes])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +87,48 @@ class RemovedConfig:
 
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
-        before = read_json(target / CONFIG_NAME)
-        value = _value(before, self.key)
-        wanted = {key: other for key, other in before.items() if key != self.key}
-        own.write(CONFIG_NAME, json.dumps(wanted, indent=2).encode())
-        after = read_json(target / CONFIG_NAME)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=after == wanted and self.key not in after,
-            because=f'config key "{self.key}" was {value!r}, is {"absent" if self.key not in after else "still there"}',
-            before={self.key: value},
-            after={"is_there": self.key in after},
-        )
+        wanted = read_json(target / CONFIG_NAME)
+        if self.key not in wanted:
+            raise FaultNotApplicable(f'config has no key "{self.key}"; nearest: {_nearest(self.key, wanted)}')
+        del wanted[self.key]
+        return _rewrite(self, own, wanted, [self.key])
+
+
+def _add(config: dict[str, Any], key: str, value: Any) -> None:
+    if config.get(key) is not None:
+        raise FaultNotApplicable(f'config has a key "{key}" already, which is mismatched_config')
+    config[key] = value
+
+
+def _change(config: dict[str, Any], key: str, value: Any) -> None:
+    """Give a key that is there another value; "a.b" names key "b" inside "a"."""
+    *parents, last = key.split(".")
+    inner: Any = config
+    for part in (*parents, last):
+        if not isinstance(inner, dict) or part not in inner:
+            raise FaultNotApplicable(f'config has no key "{key}"; nearest: {_nearest(part, inner)}')
+        holder, inner = inner, inner[part]
+    if inner == value:
+        raise FaultNotApplicable(f'config key "{key}" is {value!r} already')
+    holder[last] = value
+
+
+def _rewrite(fault: Fault, own: Target, wanted: Mapping[str, Any], keys: Sequence[str]) -> Injected:
+    """Write the config anew, and prove that it is the wanted one and that each of these keys has another value now."""
+
+    def look() -> dict[str, Any]:
+        config = read_json(own.path / CONFIG_NAME)
+        return {key: _value(config, key) for key in keys} | {"config": digest_of(config)}
+
+    return prove(
+        fault,
+        lambda: own.write(CONFIG_NAME, json.dumps(wanted, indent=2).encode()),
+        look=look,
+        holds=lambda before, after: after["config"] == digest_of(wanted) != before["config"],
+        told=lambda before, after: "; ".join(
+            f'config key "{key}" was {before[key]!r}, is {after[key]!r}' for key in keys
+        ),
+    )
 
 
 def _row(key: str) -> str:
@@ -154,30 +137,36 @@ def _row(key: str) -> str:
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
+    """Return a value of the config, and "absent" where there is none."""
     inner: Any = config
-    for part in key.split("."):
+    for part in (key,) if key in config else key.split("."):
         if not isinstance(inner, Mapping) or part not in inner:
-            near = get_close_matches(part, list(inner) if isinstance(inner, Mapping) else [], n=3, cutoff=0.4)
-            raise FaultNotApplicable(f'config has no key "{key}"; nearest: {", ".join(near) or "none"}')
+            return "absent"
         inner = inner[part]
     return inner
 
 
-def mismatched_config(*, changes: Mapping[str, Any]) -> MismatchedConfig:
+def _nearest(part: str, inner: Any) -> str:
+    return (
+        ", ".join(get_close_matches(part, list(inner) if isinstance(inner, Mapping) else [], n=3, cutoff=0.4)) or "none"
+    )
+
+
+def mismatched_config(*, changes: Mapping[str, Any]) -> ChangedConfig:
     """Give config keys that are there other values; "a.b" names key "b" inside "a".
 
     Source: taxonomy rows C01 (layers), C02 (sizes), C03 (vocabulary), C04 (tied embeddings), C05 (no shape shows it),
     C06 (architecture), C07 (dtype), C08 (quantisation).
     """
-    return MismatchedConfig(changes=tuple(changes.items()))
+    return ChangedConfig(changes=tuple(changes.items()), are_new=False)
 
 
-def added_config(*, changes: Mapping[str, Any]) -> AddedConfig:
+def added_config(*, changes: Mapping[str, Any]) -> ChangedConfig:
     """Give the config keys that are not there: "quantization_config" (C08), "auto_map" (C06), "rope_scaling" (C05).
 
     Source: taxonomy rows C05, C06, C08.
     """
-    return AddedConfig(changes=tuple(changes.items()))
+    return ChangedConfig(changes=tuple(changes.items()), are_new=True)
 
 
 def removed_config(key: str = "quantization_config") -> RemovedConfig:

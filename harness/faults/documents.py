@@ -13,7 +13,7 @@ from harness.faults import FAULTS
 from harness.faults.catalogue import CATALOGUE, Entry
 from harness.faults.rows import ROWS
 
-ID = re.compile(r"\b[DCLK]\d\d\b")
+ID = re.compile(r"\b[DCLMKUPN]\d\d\b")
 IDS_PAGE = "fault-ids.md"
 FAULTS_PAGE = "faults.md"
 MADE = "<!-- Made by `python -m harness.faults.documents docs`: change the tables in harness/faults, not this page. -->"
@@ -24,14 +24,14 @@ IDS_HEAD = f"""# Fault list
 
 The ids that pre-flight, fault proofs and log lines carry. "Engine" is vLLM 0.32.0 by itself: **loud** refuses to start,
 **silent** starts and serves. *Measured* cells were seen on CPU; the others were read in its source. Every fault has its
-parameters, reports and a way to make it by hand in [the catalogue]({FAULTS_PAGE}).
+parameters, reports and a way to make it by hand in [the catalogue]({FAULTS_PAGE}). Where nothing injects a row, *its cell says
+why*.
 
 | id | what is wrong | engine | injected by (`faults.`) | pre-flight |
 |---|---|---|---|---|
 """
 IDS_TAIL = """
-Log lines may carry further ids (`M..` memory and processes, `K..` other caches, `U..` updates in place, `N..` and `P..`
-serving). `harness/observe/signatures.py` has them with pattern and remedy.
+Log lines carry these ids too: `harness/observe/signatures.py` has them with pattern and remedy.
 """
 FAULTS_HEAD = f"""# Faults
 
@@ -69,17 +69,28 @@ def summary_of(name: str) -> str:
     return (FAULTS[name].__doc__ or "").strip().split("\n")[0]
 
 
+def gaps() -> dict[str, str]:
+    """Return why nothing injects a row, for every row that no fault carries; empty where not even that is said."""
+    carried = {row for name in FAULTS for row in rows_of(name)}
+    return {row: text.gap for row, text in ROWS.items() if row not in carried}
+
+
 def ids_page() -> str:
     """Return docs/fault-ids.md."""
     injected: dict[str, list[str]] = {row: [] for row in ROWS}
     for name in sorted(FAULTS):
         for row in rows_of(name):
             injected[row].append(f"`{name}`")
+    why = gaps()
     lines = (
-        f"| {row} | {text.what} | {text.engine} | {', '.join(injected[row]) or '-'} | {text.preflight} |\n"
+        f"| {row} | {text.what} | {text.engine} | {', '.join(injected[row]) or _reason(why[row])} | {text.preflight} |\n"
         for row, text in ROWS.items()
     )
     return IDS_HEAD + "".join(lines) + IDS_TAIL
+
+
+def _reason(why: str) -> str:
+    return f"*{why}*" if why else "**nothing**"
 
 
 def faults_page() -> str:

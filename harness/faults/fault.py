@@ -101,6 +101,17 @@ class CacheFault(Fault, Protocol):
         """Prove, just before the new start, that the cache still holds the old checkpoint's tensors and not the new's."""
 
 
+@runtime_checkable
+class CompileCacheFault(Fault, Protocol):
+    """A compile cache that the old engine filled and the new one finds spoilt; engines of such a scenario compile."""
+
+    def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
+        """Spoil the cache below `cache`, and return where the new engine looks for one, and the proof.
+
+        Raises: FaultNotApplicable when no engine has written a compile cache there.
+        """
+
+
 class Racing(Acting, Protocol):
     """A race with a start: it is told how the start goes on."""
 

@@ -7,6 +7,7 @@ D12, D15, D19.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from harness.errors import FaultNotApplicable, ScenarioInvalid
-from harness.faults.facts import file_facts, refusal
 from harness.faults.fault import Injected, parameters_of
+from harness.faults.proof import Facts, prove, told_of_file, weight_file_facts
 from harness.faults.target import Target
 
 BLOCK_BYTES = 1024 * 1024
@@ -38,23 +39,27 @@ class MissingShard:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         name = own.shard_name(self.shard)
-        size = (target / name).stat().st_size
-        own.remove(name)
-        index = own.index()
-        is_named = index is not None and name in index["weight_map"].values()
-        is_there = (target / name).exists()
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=not is_there and (index is None or is_named),
-            because=f'"{name}" ({size:,} bytes) is {"still there" if is_there else "absent"}; '
-            + (
-                "there is no weight index"
-                if index is None
-                else f"the weight index {'names' if is_named else 'lacks'} it"
-            ),
-            before={"shard": name, "size_bytes": size},
-            after={"exists": is_there, "is_named_in_index": is_named, "weight_files": list(own.weight_files())},
+
+        def look() -> dict[str, Any]:
+            index = own.index()
+            is_named = None if index is None else name in index["weight_map"].values()
+            return {**weight_file_facts(target / name), "is_named_in_index": is_named}
+
+        def told(before: Facts, after: Facts) -> str:
+            named = {
+                None: "there is no weight index",
+                True: "the weight index names it",
+                False: "the weight index lacks it",
+            }
+            is_there = "still there" if after["size_bytes"] is not None else "absent"
+            return f'"{name}" ({before["size_bytes"]:,} bytes) is {is_there}; {named[after["is_named_in_index"]]}'
+
+        return prove(
+            self,
+            lambda: own.remove(name),
+            look=look,
+            holds=lambda before, after: after["size_bytes"] is None and after["is_named_in_index"] in (None, True),
+            told=told,
         )
 
 
@@ -85,17 +90,12 @@ class TruncateShard:
         kept = size - self.cut_bytes if self.cut_bytes is not None else int(size * (self.keep_ratio or 0))
         if not 0 <= kept < size:
             raise FaultNotApplicable(f'"{name}" has {size:,} bytes: cannot keep {kept:,} of them and cut the rest')
-        own.truncate(name, kept)
-        seen = (target / name).stat().st_size
-        refused = refusal(target / name)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=seen == kept and refused is not None,
-            because=f'"{name}" had {size:,} bytes, has {seen:,}, expected {kept:,}; its header '
-            + ("still fits" if refused is None else "asks for more"),
-            before={"shard": name, "size_bytes": size},
-            after={"size_bytes": seen, "defect": refused},
+        return prove(
+            self,
+            lambda: own.truncate(name, kept),
+            look=lambda: weight_file_facts(target / name),
+            holds=lambda before, after: after["size_bytes"] == kept and after["defect"] is not None,
+            told=lambda before, after: f"{told_of_file(before, after)}; expected {kept:,} bytes",
         )
 
 
@@ -124,19 +124,23 @@ class ZeroTail:
             raise FaultNotApplicable(
                 f'"{name}": keep_ratio {self.keep_ratio:g} would zero the header too; expected at least {needed:.4f}'
             )
-        before = {"shard": name, "size_bytes": shard.size_bytes, **_tail(target / name, begin)}
-        own.zero_from(name, begin)
-        after = {"size_bytes": (target / name).stat().st_size, **_tail(target / name, begin)}
-        is_whole = refusal(target / name) is None
-        was_nonzero, is_nonzero = before["nonzero_tail_bytes"], after["nonzero_tail_bytes"]
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=is_whole and after["size_bytes"] == shard.size_bytes and is_nonzero == 0 and was_nonzero > 0,
-            because=f'"{name}" has {after["size_bytes"]:,} bytes as before; from byte {begin:,} on '
-            f"{was_nonzero:,} bytes were not zero, now {is_nonzero:,}",
-            before=before,
-            after=after,
+        return prove(
+            self,
+            lambda: own.zero_from(name, begin),
+            look=lambda: {
+                **weight_file_facts(target / name),
+                "tail_from_byte": begin,
+                "is_zero_tail": _is_zero_from(target / name, begin),
+            },
+            holds=lambda before, after: (
+                after["defect"] is None
+                and after["size_bytes"] == before["size_bytes"]
+                and not before["is_zero_tail"]
+                and after["is_zero_tail"]
+            ),
+            told=lambda before, after: (
+                f"{told_of_file(before, after)}; from byte {begin:,} on it was {_zero(before)}, is {_zero(after)}"
+            ),
         )
 
 
@@ -154,22 +158,29 @@ class PointerFile:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         name = own.shard_name(self.shard)
-        before = file_facts(target / name) or {}
+        size_bytes = (target / name).stat().st_size
         with (target / name).open("rb") as file:
             oid = hashlib.file_digest(file, "sha256").hexdigest()
-        text = f"{POINTER_VERSION}\noid sha256:{oid}\nsize {before['size_bytes']}\n".encode()
-        own.write(name, text)
-        with (target / name).open("rb") as file:
-            seen = file.read(len(text) + 1)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=seen == text,
-            because=f'"{name}" had {before["size_bytes"]:,} bytes, has {(target / name).stat().st_size:,} and begins '
-            f'with "{seen[:22].decode("utf-8", "backslashreplace")}"',
-            before={"shard": name, **before},
-            after=file_facts(target / name) or {},
+        text = f"{POINTER_VERSION}\noid sha256:{oid}\nsize {size_bytes}\n".encode()
+
+        def look() -> dict[str, Any]:
+            with (target / name).open("rb") as file:
+                begins = file.read(len(text) + 1)
+            return {**weight_file_facts(target / name), "is_pointer": begins == text}
+
+        return prove(
+            self,
+            lambda: own.write(name, text),
+            look=look,
+            holds=lambda before, after: not before["is_pointer"] and after["is_pointer"],
+            told=lambda before, after: (
+                f"{told_of_file(before, after)}; it {'is' if after['is_pointer'] else 'is not'} the pointer to what was there"
+            ),
         )
+
+
+def _zero(seen: Facts) -> str:
+    return "zero" if seen["is_zero_tail"] else "not zero"
 
 
 def _require_ratio(name: str, keep_ratio: float | None) -> None:
@@ -177,14 +188,23 @@ def _require_ratio(name: str, keep_ratio: float | None) -> None:
         raise ScenarioInvalid(f"{name}: keep_ratio={keep_ratio:g}, expected 0 to below 1")
 
 
-def _tail(path: Path, begin_byte: int) -> dict[str, Any]:
-    nonzero = 0
-    block = bytearray(BLOCK_BYTES)
+def _is_zero_from(path: Path, begin_byte: int) -> bool:
+    """Say whether a file holds zeros alone from a byte on; what was never written, a hole, is not read to know that."""
     with path.open("rb", buffering=0) as file:
-        file.seek(begin_byte)
-        while size := file.readinto(block):
-            nonzero += int(np.count_nonzero(np.frombuffer(block, np.uint8, count=size)))
-    return {"tail_from_byte": begin_byte, "nonzero_tail_bytes": nonzero}
+        position, size_bytes = begin_byte, os.fstat(file.fileno()).st_size
+        block = bytearray(BLOCK_BYTES)
+        while position < size_bytes:
+            try:
+                file.seek(max(position, os.lseek(file.fileno(), position, os.SEEK_DATA)))
+            except OSError:  # nothing but a hole up to the end
+                return True
+            read = file.readinto(block)
+            if not read:
+                return True
+            if np.frombuffer(block, np.uint8, count=read).any():
+                return False
+            position = file.tell()
+    return True
 
 
 def missing_shard(shard: int | str = -1) -> MissingShard:

@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.checkpoint.copy import RawTensor, copy_file, save_shard
 from harness.checkpoint.header import LENGTH_BYTES
-from harness.checkpoint.manifest import Shard, Tensor
+from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import FaultNotApplicable
 from harness.faults.facts import INDEX_NAME, read_json, read_shards, read_tensor, tensor_facts, weight_files
 from harness.faults.shard_rewrite import copy_range, replacing, rewrite_tensors
@@ -240,9 +240,19 @@ class Target:
         """Read a tensor back: dtype, shape and digest as they are on disk now; None when it is absent."""
         return tensor_facts(self.path, tensor.shard, tensor.name)
 
+    def described(self, tensor: Tensor) -> dict[str, Any] | None:
+        """Read dtype and shape of a tensor from its shard's header as it is now; None when it is absent."""
+        shard = read_shard(self.path / tensor.shard)
+        found = next((each for each in shard.tensors if each.name == tensor.name), None)
+        return None if found is None else {"dtype": found.dtype, "shape": list(found.shape)}
+
+    def read_back(self, tensor: Tensor) -> RawTensor | None:
+        """Return a tensor with its bytes as they are on disk now; None when it is absent."""
+        return read_tensor(self.path, tensor.shard, tensor.name)
+
     def read(self, tensor: Tensor) -> RawTensor:
         """Return a tensor with its bytes."""
-        found = read_tensor(self.path, tensor.shard, tensor.name)
+        found = self.read_back(tensor)
         if found is None:
             raise FaultNotApplicable(f'no tensor "{tensor.name}" in "{self.path / tensor.shard}"')
         return found

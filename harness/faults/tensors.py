@@ -6,6 +6,7 @@ Source: incident write-up (expected [4096, 12288], got [4096, 12320]); fault tax
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.checkpoint.header import Tensor
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import CONFIG_NAME, digest_of, facts_of, read_json, weight_facts
 from harness.faults.fault import Fault, Injected, parameters_of
+from harness.faults.proof import prove
 from harness.faults.target import Target
 from harness.faults.values import from_words, words
 
@@ -152,21 +154,23 @@ class DropTensor:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         found = own.find(self.tensor)
-        before = own.tensor_facts(found)
-        own.replace_tensors(found.shard, {found.name: None})
-        index = own.index()
-        is_named = index is not None and found.name in index.get("weight_map", {})
-        after = own.tensor_facts(found)
-        proved = before is not None and after is None and not is_named
-        state = "absent" if after is None else "still there"
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
-            proved=proved,
-            because=f'tensor "{found.name}" is {state} in "{found.shard}", '
-            f"{'still' if is_named else 'not'} named in the weight index",
-            before={"tensor": found.name, "facts": before},
-            after={"facts": after, "is_named_in_index": is_named},
+
+        def look() -> dict[str, Any]:
+            index = own.index()
+            is_named = index is not None and found.name in index.get("weight_map", {})
+            return {"tensor": found.name, "described": own.described(found), "is_named_in_index": is_named}
+
+        return prove(
+            self,
+            lambda: own.replace_tensors(found.shard, {found.name: None}),
+            look=look,
+            holds=lambda before, after: (
+                before["described"] is not None and after["described"] is None and not after["is_named_in_index"]
+            ),
+            told=lambda before, after: (
+                f'tensor "{found.name}" is {"still there" if after["described"] else "absent"} in "{found.shard}", '
+                f"{'still' if after['is_named_in_index'] else 'not'} named in the weight index"
+            ),
         )
 
 
@@ -213,18 +217,21 @@ class WiderWeights:
 
 
 def replace_tensor(fault: Fault, own: Target, found: Tensor, was: RawTensor, wanted: RawTensor) -> Injected:
-    """Write one tensor and prove by reading it back that it is the wanted one and not `was`, which was read before."""
-    before = facts_of(was)
-    own.replace_tensors(found.shard, {found.name: wanted})
-    after = own.tensor_facts(found)
-    proved = after == facts_of(wanted) and after != before
+    """Write one tensor and prove by reading it back, byte for byte, that it is the wanted one and not `was`."""
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
+        facts = pool.map(facts_of, (was, wanted))  # for the evidence, while the shard is written
+        own.replace_tensors(found.shard, {found.name: wanted})
+        before, expected = facts
+    seen = own.read_back(found)
+    after = expected if seen == wanted else None if seen is None else facts_of(seen)
+    proved = seen == wanted and wanted != was
     return Injected(
         fault=fault.name,
         fault_id=fault.fault_id,
         proved=proved,
         because=f'tensor "{found.name}" in "{found.shard}" was {_seen(before)}, is {_seen(after)}'
-        + ("" if proved else f", expected {_seen(facts_of(wanted))} with another digest than before"),
-        before={"tensor": found.name, "shard": found.shard, **(before or {})},
+        + ("" if proved else f", expected {_seen(expected)} with another digest than before"),
+        before={"tensor": found.name, "shard": found.shard, **before},
         after=dict(after or {}),
     )
 

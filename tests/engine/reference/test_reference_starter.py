@@ -65,6 +65,17 @@ def test_wrong_arguments_end_with_exit_code_2(
     assert message in caught.value.log_lines[0]
 
 
+def test_ranks_that_do_not_divide_the_heads_are_refused_and_others_change_nothing(
+    checkpoint: Path, start_reference: Start
+) -> None:
+    start_reference(checkpoint, extra_arguments=("--tensor-parallel-size", "2")).wait_ready(20)
+    engine = start_reference(checkpoint, extra_arguments=("--tensor-parallel-size", "3"))
+    with pytest.raises(EngineNotReady) as caught:
+        engine.wait_ready(20)
+    assert caught.value.engine_exit_code == 1
+    assert "must be divisible by tensor parallel size (3)" in caught.value.log_lines[0]
+
+
 @pytest.mark.parametrize("dtype", ["auto", "half", "float16", "bfloat16", "float", "float32"])
 def test_every_dtype_of_vllm_is_accepted(checkpoint: Path, start_ready: Start, dtype: str) -> None:
     start_ready(checkpoint, dtype=dtype, extra_arguments=("--enforce-eager", "--max-num-seqs", "8"))
