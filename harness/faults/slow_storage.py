@@ -21,7 +21,7 @@ from harness.checkpoint.copy import refuse_shared
 from harness.clock import Deadline, now_ns, poll_until, seconds_between
 from harness.engine.engine import Engine, EngineIdentity
 from harness.engine.ready import HEALTHY, probe_health
-from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError, WaitExpired
+from harness.errors import EnvironmentMissing, FaultNotApplicable, ScenarioInvalid, UsageError, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
 
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")  # seconds after which the kernel takes a lease back by force
@@ -52,7 +52,9 @@ class SlowStorage:
         return "nothing is left to undo: files open at once again when the harness gives its leases back, or ends"
 
     def require(self, identity: EngineIdentity) -> None:
-        """Every engine opens files."""
+        """Return if the engine opens files as programs do; the reference engine refuses to wait for one."""
+        if identity.kind == "reference":
+            raise EnvironmentMissing("vllm", "the reference engine never waits in open, so no storage is slow to it")
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
         """Lay leases on the weight files of an engine that starts, and wait until it is held up by one.
