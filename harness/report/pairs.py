@@ -24,16 +24,17 @@ def pairs_svg(metric: str, differences: Sequence[float], seen: Evidence, *, marg
     finite = [effect for effect in effects if math.isfinite(effect)]
     bounds = [bound for bound in (seen.low, seen.high) if math.isfinite(bound) and seen.method != "none"]
     reach = round_up(1.1 * max((abs(value) for value in (*finite, *bounds, margin)), default=margin))
+    floor = -reach if min((*finite, *bounds), default=0.0) < -reach / 4 else -reach / 4
     step = reach / 2
 
     def y(effect: float) -> float:
-        return (TOP + BOTTOM) / 2 - (BOTTOM - TOP) / 2 * min(1.0, max(-1.0, effect / reach))
+        return BOTTOM - (BOTTOM - TOP) * min(1.0, max(0.0, (effect - floor) / (reach - floor)))
 
     def x(number: int) -> float:
         return LEFT + (PLOT_RIGHT - LEFT) * (number + 0.5) / max(len(effects), 1)
 
     parts = [f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{PLOT_RIGHT - LEFT:.1f}" height="{BOTTOM - TOP}"/>']
-    for tick in range(-2, 3):
+    for tick in range(-2 if floor == -reach else 0, 3):
         at = y(tick * step)
         parts.append(f'<path class="{"grid" if tick else "axis"}" d="M{LEFT} {at:.1f}H{PLOT_RIGHT:.1f}"/>')
         label = f"{100 * tick * step:+.3g} %" if tick else "0"
