@@ -10,6 +10,9 @@ from statistics import median
 from harness.judge.blocks import Block, Declaration
 from harness.judge.paired import Evidence
 
+ONE_START = "one start of each side: how much one start differs from the next is not in the intervals (--fresh has it)"
+ONE_START_OF_RELEASE = "; if starts scatter by 2 %, this profile says yes in 15 % of comparisons where nothing changed"
+
 
 def power_remark(declared: Declaration, reported: Mapping[str, Evidence]) -> str:
     """Say which effect these pairs would have found, and how calm they would have to be for what the profile is made for."""
@@ -33,9 +36,7 @@ def remarks(
     """Return what a reader should know about how the blocks were measured."""
     notes = list(dict.fromkeys(note for block in blocks for note in block.notes))
     if not declared.fresh:
-        notes.append(
-            "one start of each side: how much one start differs from the next is not in the intervals (--fresh has it)"
-        )
+        notes.append(ONE_START + (ONE_START_OF_RELEASE if declared.profile == "release" else ""))
     if not any(block.canaries for block in blocks):
         notes.append("whether the answers are right was not checked (no canaries)")
     silent = sum(seen.asked - seen.right - seen.wrong for block in blocks if (seen := block.canaries) is not None)
