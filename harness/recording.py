@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.clock import now_ns, seconds_between
 from harness.engine.engine import EngineStarter
-from harness.errors import HarnessError, UsageError
+from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.judge.expectations import (
     NOTHING_RECORDED,
     Start,
@@ -155,6 +155,9 @@ def measure_starts(
             tell(f"start {position + 1} of {len(due)}: {scenario.name}{time_left(begun_ns, position, len(due))}")
             try:
                 seen, place = run.start_only(scenario, number)
+            except EnvironmentMissing as missing:  # no start was made, and none can be made here
+                tell(f"{scenario.name}: skipped: {missing}")
+                continue
             except HarnessError as error:
                 failed.append((scenario.name, str(error)))
                 continue

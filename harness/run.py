@@ -24,6 +24,7 @@ from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.rollout import How
 from harness.errors import FaultNotProved, HarnessError, LeftOver
 from harness.faults.fault import Demanding
+from harness.faults.old_server import PortOfOldServer
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, compile_cache_of, weight_cache_of
 from harness.guards.canary import Answer
@@ -169,7 +170,8 @@ class Run:
             operations.prepare()
             running = self._handover.take(ground)
             caches = ground.launch.weight_cache, ground.launch.compile_cache
-            if caches != (None, None) or scenario.rollout.how is How.RELOAD or scenario.is_incident:
+            is_beside = any(isinstance(fault, PortOfOldServer) for fault in scenario.faults)
+            if caches != (None, None) or scenario.rollout.how is How.RELOAD or scenario.is_incident or is_beside:
                 operations.start_old(running)
             if scenario.is_incident:
                 operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
