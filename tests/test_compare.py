@@ -140,10 +140,12 @@ def test_side_that_is_wrong_from_its_golden_on_is_refused_before_any_block(tmp_p
     options = Options(
         limits=LENIENT,
         new_environment=((DEFECT, "wrong_answer"),),
-        **{**TINY_BLOCKS, "canaries": True},  # type: ignore[arg-type]
+        **{**TINY_BLOCKS, "canaries": True, "failure_budget": 0.01},  # type: ignore[arg-type]
     )
     settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
-    run, comparison = compare(settings, options, progress=lambda _: None)
+    said: list[str] = []
+    run, comparison = compare(settings, options, progress=said.append)
+    assert any(line.startswith("90 requests to each side at most, 299 without a failure are needed") for line in said)
     assert comparison.answer is Slower.INVALID
     assert comparison.because.startswith('side "new" does not answer rightly: ')
     assert "our own forward pass" in comparison.because

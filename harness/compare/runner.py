@@ -26,6 +26,7 @@ from harness.judge.blocks import (
     load_declaration,
 )
 from harness.judge.comparison import Comparison, judge_blocks
+from harness.judge.failures import requests_needed
 from harness.machine import command
 from harness.narrator import Progress
 from harness.observe.gpu import driver_version
@@ -133,7 +134,19 @@ class _Runner:
             problems=self._problems,
         )
         write_json(run.directory / DECLARATION, declared.as_json())
+        self._warn_of_few_requests(declared)
         return declared
+
+    def _warn_of_few_requests(self, declared: Declaration) -> None:
+        """Say so at once when even the last look has too few requests to clear the new side of failures."""
+        blocks = declared.rule.looks[-1] * declared.blocks_per_arm
+        requests = round(blocks * self._load.plan(0).shape.rate_rps * self._options.block_s)
+        needed = requests_needed(declared.failure_budget)
+        if requests < needed:
+            self._progress(
+                f"{requests} requests to each side at most, {needed} without a failure are needed to answer no within a "
+                f"failure budget of {declared.failure_budget:.2%}: longer blocks, a higher rate or another budget would do"
+            )
 
     def _gating(self, old: Arm) -> tuple[str, ...]:
         if self._options.baselines is None:

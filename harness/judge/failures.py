@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,9 +67,10 @@ def judge_failures(old: Counts, new: Counts, *, level: float, budget: float = BU
     elif upper <= budget:
         answer, because = Slower.NO, f"{shown}: at most {upper:.2%} with 95 % confidence, budget {budget:.2%}"
     else:
+        needed = "" if new_failed else f"; {requests_needed(budget)} requests without a failure would do"
         answer, because = (
             Slower.INCONCLUSIVE,
-            f"{shown}: could be up to {upper:.2%} with 95 % confidence, budget {budget:.2%}",
+            f"{shown}: could be up to {upper:.2%} with 95 % confidence, budget {budget:.2%}{needed}",
         )
     return FailureVerdict(
         answer=answer,
@@ -80,6 +82,11 @@ def judge_failures(old: Counts, new: Counts, *, level: float, budget: float = BU
         p_more=p_more,
         upper_ratio=upper,
     )
+
+
+def requests_needed(budget: float) -> int:
+    """Return how many requests without a failure bound the share of failures by `budget`, with 95 % confidence."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-budget))
 
 
 def _listed(counts: Counts) -> str:
