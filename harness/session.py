@@ -105,9 +105,7 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         print("harness: interrupted; what was running has been ended")
         return exit_code_of([*verdicts, "unknown"])
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        marked = "" if options.nightly else " among those " + (
-            "not marked nightly (--nightly takes every one)" if options.all else "marked core (--all and --nightly take more)"
-        )
+        marked = _among(options)
         chosen = f' whose name matches "{options.select}"' if options.select else ""
         raise UsageError(f"nothing was run: no scenario{chosen} at {', '.join(options.paths)}{marked}")
     if not verdicts and witness.problems:
@@ -123,6 +121,15 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
     judged = exit_code_of(verdicts)
     # A test that failed outside its scenario (a crash, a failed fixture) must not end as a success.
     return judged if judged or code == 0 else EXIT_UNKNOWN
+
+
+def _among(options: argparse.Namespace) -> str:
+    """Say which scenarios were looked at, where it was not every one, and how to get more."""
+    if options.nightly:
+        return ""
+    if options.all:
+        return " among those not marked nightly (--nightly takes every one)"
+    return " among those marked core (--all and --nightly take more)"
 
 
 def _described(identity: EngineIdentity) -> str:
