@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_kinds import ALL, API_KEY, EngineKind, opened
+from engine_kinds import API_KEY, CONTAINER, PROCESS, REFERENCE, EngineKind, opened
 
 from harness.checkpoint.models import tiny_llama
 from harness.engine.dev_api import DevApi, reloadable
@@ -15,6 +15,11 @@ from harness.guards.canary import LogprobRows, complete, largest_difference, pro
 from harness.guards.publish import publish
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]]
+KINDS = (
+    pytest.param(REFERENCE, id="reference"),
+    pytest.param(CONTAINER, id="container", marks=(pytest.mark.docker, pytest.mark.slow)),
+    pytest.param(PROCESS, id="process", marks=pytest.mark.slow),
+)
 
 
 def rows(engine: Engine) -> LogprobRows:
@@ -22,7 +27,7 @@ def rows(engine: Engine) -> LogprobRows:
     return prompt_logprobs_of(answer, PROMPTS)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", KINDS)
 def test_reload_is_a_cold_start(kind: EngineKind, tmp_path: Path) -> None:
     old, new = (tiny_llama(seed).build(tmp_path / "models") for seed in (1, 2))
     root = tmp_path / "checkpoints"
