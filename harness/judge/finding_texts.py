@@ -7,7 +7,7 @@ saw it does not mean that today's releases still do it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.judge.moments import Layer
 
@@ -39,6 +39,8 @@ class Text:
 
 RELOAD = """curl -s -X POST http://127.0.0.1:8000/collective_rpc -H 'Content-Type: application/json' \\
   -d '{"method": "reload_weights", "kwargs": {"weights_path": "'"$PWD/damaged"'"}}'"""
+DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+HEALTH = "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health"
 CORE = "$(pgrep -f 'VLLM::EngineCor[e]')"
 WELL_FORMED = "Nothing in the files contradicts the config, so no engine can know. A digest can, or known answers."
 
@@ -56,24 +58,38 @@ REFUSED_RELOAD = Text(
 
 TEXTS: tuple[Text, ...] = (
     # --- while the engine runs ---
-    REFUSED_RELOAD,
+    Text(
+        pattern=r"reload.*",
+        when=r"refused the reload.*; then: |^(?!.*canary).*(failed|died)",  # it did not outlive its refusal
+        layers=(Layer.STARTUP,),
+        title="An engine that refused a reload dies, or answers wrongly, at the next request",
+        expected="The call fails and the old weights are served on; or `/health` fails from then on.",
+        why="Right after the error `/health` still answers 200. The first user request finds the engine dead, and no router knew.",
+        reports=("vllm-project/vllm#48312", "sgl-project/sglang#30749", "sgl-project/sglang#31924"),
+        serve=DEV_MODE,
+        by_hand=(RELOAD, f"{HEALTH}   # 200"),
+    ),
+    Text(
+        pattern=r"reload_of_good_checkpoint|.*(checksum|weight_checker).*",
+        when=r"[1-9]\d* of \d+ parameters the digest of no bytes",
+        layers=(Layer.HARMLESS,),
+        title="The checksum endpoint reports the digest of no bytes",
+        expected="A digest of the weights that are computed with, or an error that says that they cannot be read.",
+        why="Where linear weights were repacked, as on the CPU build, each of them has the digest e3b0c442..., that of nothing: "
+        "two different checkpoints compare as equal.",
+        serve=DEV_MODE,
+        by_hand=(
+            "curl -s -X POST http://127.0.0.1:8000/weight_checker -H 'Content-Type: application/json' -d '{\"action\": \"checksum\"}'",
+        ),
+    ),
     Text(
         pattern=r"reload_(without_pause|under_frozen_requests)",
         title="Requests under way at a reload are answered from both checkpoints",
         expected="They are ended, or computed anew; or the documentation of the call says that only a drained engine may reload.",
         why="The answer goes on with the new weights upon keys and values of the old ones, with 200 and an orderly end. "
         "`/reset_prefix_cache` answers 200 with `success: false` meanwhile, so that the cache stays stale too.",
-        serve="VLLM_SERVER_DEV_MODE=1",
+        serve=DEV_MODE,
         by_hand=("# while a long answer is streamed", RELOAD),
-    ),
-    Text(
-        pattern=r"reload.*(missing|dropped|surplus|widen|renamed).*",
-        title="A reload from an incomplete or misshapen checkpoint answers 200 and leaves a mixture of weights",
-        expected="The call fails, and the engine goes on with what it had or refuses requests until a reload succeeds.",
-        why="The caller is told that the new weights are served. Layers of two checkpoints answer together, with plausible text.",
-        reports=("vllm-project/vllm#48312", "NovaSky-AI/SkyRL#1680", "vllm-project/vllm#25171"),
-        serve="VLLM_SERVER_DEV_MODE=1",
-        by_hand=(RELOAD,),
     ),
     Text(
         pattern=r"reload.*(prefix|kv).*",
@@ -81,31 +97,21 @@ TEXTS: tuple[Text, ...] = (
         expected="The cache is keyed by the weights that filled it, or the documentation of the call says that a reset is due.",
         why="Every prompt with a beginning that was seen before is answered from both checkpoints, until its blocks are evicted.",
         reports=("vllm-project/vllm#9744", "vllm-project/vllm#46125", "NVIDIA-NeMo/RL#4018"),
-        serve="VLLM_SERVER_DEV_MODE=1",
+        serve=DEV_MODE,
         by_hand=(
             "# send a prompt of 300 tokens, then",
             RELOAD,
             "# and the same prompt again: it differs from a cold start",
         ),
     ),
-    replace(
-        REFUSED_RELOAD,
-        pattern=r"reload.*(half|truncat|absent|narrow|fail|refus|shape|corrupt|cut|pointer).*",
-        when="",
-        layers=(),
-    ),
     Text(
-        pattern=r".*(checksum|weight_checker).*",
-        when=r"[1-9]\d* of \d+ parameters the digest of no bytes",
-        layers=(Layer.HARMLESS,),
-        title="The checksum endpoint reports the digest of no bytes",
-        expected="A digest of the weights that are computed with, or an error that says that they cannot be read.",
-        why="On the CPU build linear weights were repacked, and every one of them has the digest e3b0c442..., that of nothing: "
-        "two different checkpoints compare as equal.",
-        serve="VLLM_SERVER_DEV_MODE=1",
-        by_hand=(
-            "curl -s -X POST http://127.0.0.1:8000/weight_checker -H 'Content-Type: application/json' -d '{\"action\": \"checksum\"}'",
-        ),
+        pattern=r"reload_(with|of)_.*",
+        title="A reload from an incomplete or misshapen checkpoint answers 200 and leaves a mixture of weights",
+        expected="The call fails, and the engine goes on with what it had or refuses requests until a reload succeeds.",
+        why="The caller is told that the new weights are served. Layers of two checkpoints answer together, with plausible text.",
+        reports=("vllm-project/vllm#48312", "NovaSky-AI/SkyRL#1680", "vllm-project/vllm#25171"),
+        serve=DEV_MODE,
+        by_hand=(RELOAD,),
     ),
     Text(
         pattern=r"core_(killed|crashed|aborted).*",
@@ -125,7 +131,7 @@ TEXTS: tuple[Text, ...] = (
         reports=("vllm-project/vllm#39863", "PrimeIntellect-ai/prime-rl#2375", "gonka-ai/gonka#1421"),
         by_hand=(
             f"kill -STOP {CORE}",
-            "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health   # 200",
+            f"{HEALTH}   # 200",
         ),
     ),
     Text(
@@ -248,6 +254,20 @@ TEXTS: tuple[Text, ...] = (
         title="The old checkpoint is still what the directory holds, in whole or in part",
         expected="The engine reads what the directory and its weight index name. Publish whole, by a rename, and pre-flight it.",
         why="Every sign says that the rollout went well.",
+        whose=OPERATOR,
+    ),
+    Text(
+        pattern=r"port_held.*",
+        title="The old server still holds the port",
+        expected="The new one refuses to start, as it does. What asks the port has to ask which server answers, too.",
+        why="Probes meet the old server and pass, so the rollout counts as done.",
+        whose=OPERATOR,
+    ),
+    Text(
+        pattern=r".*overwritten_while_loading.*",
+        title="A weight file is written over while it is loaded",
+        expected="The engine maps the file it was given. Publish by a rename, never in place.",
+        why="Parts of two checkpoints are served together, and the header was right when it was read.",
         whose=OPERATOR,
     ),
     Text(

@@ -16,8 +16,8 @@ from harness.judge.reproduce import Declared, as_block, by_hand, by_harness
 
 SILENT = (Layer.CANARY, Layer.NEVER)
 HOW_NOTICED = {
-    Layer.STARTUP: "refuses to start",
-    Layer.EXIT: "ends with an exit code that says so",
+    Layer.HARMLESS: "answers rightly",
+    Layer.STARTUP: "refuses",
     Layer.HEALTH: "shows it by `/health` alone",
     Layer.FIRST_REQUEST: "starts healthy and fails at its first request",
     Layer.CANARY: "serves it silently: only known answers show it",
@@ -150,7 +150,7 @@ def _section(number: int, title: str, group: Sequence[Entry], declared: Mapping[
         where = f"[{title_of(entry.scenario)}](compatibility.md#{anchor(entry.scenario, entry.newest)})"
         unlike = f", not {', '.join(entry.unaffected)}" if entry.unaffected else ""
         lines.append(
-            f"- {where}: {entry.newest.label} {HOW_NOTICED[entry.layer]}: {quoted(entry.seen)}. "
+            f"- {where}: {entry.newest.label} {HOW_NOTICED.get(entry.layer, str(entry.layer))}: {quoted(entry.seen)}. "
             f"Releases: {', '.join(entry.affected)}{unlike}"
         )
     lines += ["", f"**Why it matters:** {text.why}\n"]

@@ -41,6 +41,8 @@ def by_hand(declared: Declared, text: Text | None) -> tuple[str, ...]:
     others = [name for name, _ in declared.faults if not is_damage(name) and name not in LAUNCHES]
     is_live = declared.how != "restart"
     steps = text.by_hand if text is not None else ()
+    if not damages:  # what is loaded is the undamaged new checkpoint
+        steps = tuple(step.replace('"$PWD/damaged"', '"$NEW"') for step in steps)
     if not declared.new or len(damages) > 1 or (not steps and (others or is_live)):
         return ()
     needs_old = is_live or any("old" in CATALOGUE[name].needs for name, _ in damages)

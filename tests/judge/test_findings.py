@@ -103,7 +103,11 @@ def test_a_finding_that_came_back_is_open_and_names_who_had_it_right(tmp_path: P
         ("memory_limit_hit", Layer.CLIENT, "the engine died while serving (exit code -9)", False),
         ("memory_limit_hit", Layer.NEVER, "nobody noticed anything", True),
         ("reload_with_missing_tensor", Layer.CANARY, SILENT, True),
-        ("reload_of_half_a_file", Layer.CLIENT, "a request failed: 500", True),
+        ("reload_of_half_a_file", Layer.STARTUP, "the engine refused the reload: 500; then: a request failed", True),
+        ("reload_of_half_a_file", Layer.STARTUP, "the engine refused the reload: 500; it went on serving", False),
+        ("reload_of_good_checkpoint", Layer.HARMLESS, "5 of 5; gave 9 of 11 parameters the digest of no bytes", True),
+        ("reload_without_prefix_cache_reset", Layer.CANARY, SILENT, True),
+        ("port_held_by_the_old_server", Layer.CLIENT, "a request failed: refused", False),
         ("reload_of_good_checkpoint", Layer.HARMLESS, "5 of 5", False),
         ("token_beyond_rows_on_restart", Layer.FIRST_REQUEST, "the engine died", True),
         ("unheard_of_on_restart", Layer.FIRST_REQUEST, "the engine died", True),
@@ -128,6 +132,11 @@ def test_a_live_fault_is_reproduced_on_a_running_server() -> None:
     steps = by_hand(live, text_for(name, SILENT))
     assert any("VLLM_SERVER_DEV_MODE=1 vllm serve" in step and '"$OLD"' in step for step in steps)
     assert any("reload_weights" in step for step in steps)
+    good = by_hand(
+        declared("reload_without_prefix_cache_reset", how="reload"),
+        text_for("reload_without_prefix_cache_reset", SILENT),
+    )
+    assert any('"weights_path": "\'"$NEW"\'"' in step for step in good), good
     assert by_hand(declared("other", ("drop_tensor", {"tensor": DOWN}), how="reload"), None) == ()
 
 
