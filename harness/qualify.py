@@ -20,6 +20,7 @@ from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.judge.blocks import is_comparison, load_declaration
 from harness.judge.comparison import judge_run
 from harness.judge.expectations import NOTHING_RECORDED, Expectation, expectations_path, load_expectations
+from harness.judge.paired import Slower
 from harness.judge.qualification import (
     DETECTION,
     LATENCY,
@@ -34,7 +35,7 @@ from harness.judge.qualification import (
     judge_scenarios,
 )
 from harness.judge.verdict import Finding, Verdict
-from harness.qualify_evidence import build_of, guarded, merged, recovery_times, runs_in
+from harness.qualify_evidence import answer_of, build_of, guarded, merged, recovery_times, runs_in
 from harness.qualify_side import Side
 from harness.recording import Tell, acceptable_starts, collect, measure_starts, time_left, why_not_acceptable
 from harness.report.reports import write_reports
@@ -268,8 +269,12 @@ class _Gathering:
         return judge_run(path).finding()
 
     def _finished_comparison(self) -> Path | None:
-        found = [path for path in runs_in(self._request.out / COMPARISON) if (path / "verdict.json").is_file()]
-        return max(found, default=None, key=lambda path: path.name)
+        """Return the newest comparison of its own that came to an answer; an invalid one is run again."""
+        return max(
+            (path for path in runs_in(self._request.out / COMPARISON) if answer_of(path) not in ("", Slower.INVALID)),
+            default=None,
+            key=lambda path: path.name,
+        )
 
     def _require_sides(self, path: Path) -> None:
         if not is_comparison(path):

@@ -72,3 +72,9 @@ def merged(first: Mapping[str, Expectation], second: Mapping[str, Expectation]) 
 def build_of(run: Path) -> str:
     """Return which engine build a stored run was made with."""
     return str(json.loads((run / "run.json").read_text(encoding="utf-8")).get("engine_build", ""))
+
+
+def answer_of(comparison: Path) -> str:
+    """Return what a comparison came to; empty while it has come to nothing."""
+    path = comparison / "verdict.json"
+    return str(json.loads(path.read_text(encoding="utf-8")).get("answer", "")) if path.is_file() else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,10 +19,12 @@ from harness.errors import UsageError
 from harness.judge.expectations import load_expectations, record_start
 from harness.judge.moments import Layer
 from harness.judge.qualification import DETECTION, SCENARIOS, Qualification
-from harness.judge.verdict import Verdict
+from harness.judge.verdict import Finding, Verdict
 from harness.qualify import Request, qualify
+from harness.qualify_evidence import recovery_times
 from harness.qualify_side import Side, parse_side
 from harness.report.qualification_page import write_qualification
+from harness.report.store import RunRecord
 from harness.settings import Settings
 from tests.judge.stored import store_comparison
 from tests.suites import NO_DOCKER
@@ -162,6 +166,66 @@ def test_latency_comes_from_a_finished_comparison(suite: Path, tmp_path: Path, f
     assert qualify(asked, lambda _: None).verdict is verdict
     with pytest.raises(UsageError, match=r"is .*, the baseline is reference-9\.9: it says nothing about these two"):
         qualify(replace(asked, baseline=side("9.9")), lambda _: None)
+
+
+def test_a_comparison_is_run_on_both_sides_and_found_again(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both serve the same checkpoint, the new side is started by what the candidate names, and an invalid one is repeated."""
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    made: list[Any] = []
+
+    def compare(settings: Settings, options: Any, **others: Any) -> tuple[Path, None]:
+        run = settings.results / f"run-{len(made)}"
+        shutil.copytree(tmp_path / "compared", run)
+        declared = json.loads((run / "comparison.json").read_text())
+        for arm in declared["arms"]:
+            arm["key"]["engine"] = "reference-1.0"
+        (run / "comparison.json").write_text(json.dumps(declared))
+        (run / "run.json").write_text("{}")
+        (run / "verdict.json").write_text(json.dumps({"answer": "no" if made else "invalid"}))
+        made.append((settings, options, others["starter"]))
+        return run, None
+
+    monkeypatch.setattr("harness.compare.compare", compare)
+    old = side("1.0")
+    new = replace(old, settings=Settings(engine="process", python=Path("/bin/true")))
+    asked = request(suite, candidate=new, baseline=old, required=("latency",))
+    for _ in range(3):
+        assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    [_, (settings, options, of_old)] = made
+    assert (settings.engine, of_old) == ("reference", old.starter)
+    assert (options.same, options.new_python, options.new_image) == (True, Path("/bin/true"), None)
+    assert options.profile == "release"
+
+
+def test_a_side_that_a_comparison_cannot_start_is_said(suite: Path) -> None:
+    found = qualify(request(suite, required=("latency",)), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "is an image or an interpreter, and reference 2.0 is neither" in found.parts[3].missing[0].because
+
+
+def test_only_recoveries_that_are_worth_something_count() -> None:
+    def ran(took_s: float | None, verdict: Verdict, *, proved: Verdict = Verdict.HELD) -> Any:
+        findings = (
+            Finding(claim="faults_proved()", verdict=proved, because="", is_precondition=True),
+            Finding(claim="recovered(within_s=9)", verdict=verdict, because=""),
+        )
+        return SimpleNamespace(
+            name="missing", mode="guarded", findings=findings, measured={"recovered_after_s": took_s}
+        )
+
+    silent = SimpleNamespace(name="missing", mode="guarded", findings=(), measured={"recovered_after_s": 1.0})
+    records = (
+        ran(3.5, Verdict.HELD),
+        ran(12.0, Verdict.BROKEN),  # too late, but it came
+        ran(None, Verdict.BROKEN),  # never
+        ran(None, Verdict.UNKNOWN),  # not watched for long enough
+        ran(0.1, Verdict.HELD, proved=Verdict.UNKNOWN),
+        silent,
+    )
+    times = recovery_times([cast(RunRecord, SimpleNamespace(scenarios=records))])
+    assert times == {"missing [guarded]": [3.5, 12.0, math.inf]}
 
 
 def test_a_machine_that_lacks_what_is_needed_is_unknown_with_the_reason(suite: Path) -> None:
