@@ -9,21 +9,28 @@ from harness.engine.launch import Launch
 from harness.errors import UsageError
 from harness.guards import preflight
 from harness.guards.finding import BLOCKING, PreflightFinding
-from harness.guards.releases import release_of
+from harness.guards.launch import launch_of
+from harness.guards.launch_line import line_of
+from harness.guards.releases import newest, release_of
 
 HOST, PORT = "127.0.0.1", 8000  # any will do: they are looked at only where this host is, which is not asked here
 
 
 def preflight_findings(
-    path: Path, launch: Launch, *, engine: str | None, against: Path | None = None
+    path: Path, launch: Launch, *, engine: str | None, against: Path | None = None, manifest: Path | None = None
 ) -> tuple[PreflightFinding, ...]:
     """Return everything that is found, all values read, the worst first.
 
-    `engine` is the release (`vllm==0.32.0`), None for the newest known; `against` is the running checkpoint.
+    `engine` is the release (`vllm==0.32.0`), None for the newest known; `against` is the running checkpoint, `manifest`
+    the publisher's.
     """
     variables = (f"{name}={value}" for name, value in launch.environment)
     line = (*variables, "vllm", "serve", *launch.arguments(model=str(path), host=HOST, port=PORT))
-    return preflight.check(path, arguments=line, against=against, read_tensors=True, engine=engine)
+    release = newest() if engine is None else release_of(engine)
+    published = None if manifest is None else preflight.Published(manifest=manifest)
+    return preflight.examine(
+        path, launch=launch_of(line_of(line), release), against=against, read_tensors=True, published=published
+    ).findings
 
 
 def preflight_refusals(path: Path, launch: Launch, *, engine: EngineIdentity) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from harness.faults.publish import RsyncInPlace, SlowSync
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Golden, GoldenPair
 from harness.guards.finding import BLOCKING, PreflightFinding
+from harness.guards.manifest import write_manifest
 from harness.judge.agreement import Prediction
 from harness.observe.history import EventKind, Recorder
 from harness.operations import Operations
@@ -88,6 +89,8 @@ def predict(
         random=Random(f"{seed}:{scenario.name}"),
         deadline=Deadline.after(scenario.limit_s),
     )
+    manifest = work / "published.json"
+    write_manifest(new, manifest)
     operations = Operations(ground, Service(ground))
     try:
         operations.prepare()
@@ -99,19 +102,24 @@ def predict(
         live = operations.live.resolve()
         is_moving = any(isinstance(fault, SlowSync | RsyncInPlace) for fault in scenario.faults)
         return {
-            engine: replace(_prediction(live, faulty, engine, against=old), is_moving=is_moving) for engine in engines
+            engine: replace(_prediction(live, faulty, engine, against=old, manifest=manifest), is_moving=is_moving)
+            for engine in engines
         }
     finally:
         operations.stop_all()
         recorder.close()
 
 
-def _prediction(path: Path, launch: Launch, engine: str, *, against: Path) -> Prediction:
+def _prediction(path: Path, launch: Launch, engine: str, *, against: Path, manifest: Path) -> Prediction:
+    """Ask what an operator can ask, from the cheapest on, until something is found that stops the rollout."""
     alone = preflight_findings(path, launch, engine=engine)
     if _blocking(alone):
         return Prediction(findings=alone)
     beside = preflight_findings(path, launch, engine=engine, against=against)
-    return Prediction(findings=beside, asked_with="--against") if _blocking(beside) else Prediction(findings=alone)
+    if _blocking(beside):
+        return Prediction(findings=beside, asked_with="--against")
+    compared = preflight_findings(path, launch, engine=engine, manifest=manifest)
+    return Prediction(findings=compared, asked_with="--manifest") if _blocking(compared) else Prediction(findings=alone)
 
 
 def _blocking(findings: Sequence[PreflightFinding]) -> bool:

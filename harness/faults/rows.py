@@ -28,34 +28,34 @@ ROWS: dict[str, Row] = {
     "D02": Row("something else under a weight file's name: pointer file, web page, zeros", "loud (measured)", "yes"),
     "D03": Row("a shard that the weight index names is absent", "loud (measured)", "yes"),
     "D04": Row("a whole tensor is absent", "silent for linear layers and head (measured)", "yes"),
-    "D05": Row("one part of a fused parameter is absent, such as `k_proj`", "silent", "yes"),
-    "D06": Row("a norm is absent", "loud", "yes"),
+    "D05": Row("one part of a fused parameter is absent, such as `k_proj`", "silent (measured)", "yes"),
+    "D06": Row("a norm is absent", "loud (measured)", "yes"),
     "D07": Row(
         "a tensor is smaller than the config says, or another shape", "loud, mostly without a name (measured)", "yes"
     ),
     "D08": Row("a tensor is larger in a sharded dimension", "silent: cut (measured)", "yes"),
-    "D09": Row("a tensor of unknown name", "loud", "yes"),
-    "D10": Row("biases that the config does not ask for", "silent: dropped", "yes"),
+    "D09": Row("a tensor of unknown name", "loud (measured)", "yes"),
+    "D10": Row("biases that the config does not ask for", "silent: dropped (measured)", "yes"),
     "D11": Row(
         "left-over files beside the new ones, without a weight index",
         "silent: the last one read wins (measured)",
         "yes",
     ),
     "D12": Row("a weight index that belongs to other files", "silent: the index wins", "yes"),
-    "D13": Row("old safetensors beside new `.bin` files", "silent: safetensors win", "yes"),
-    "D14": Row("left-over `consolidated*.safetensors`", "the whole load switches to them", "yes"),
+    "D13": Row("old safetensors beside new `.bin` files", "silent: safetensors win (measured)", "yes"),
+    "D14": Row("left-over `consolidated*.safetensors`", "silent: the whole load switches to them (measured)", "yes"),
     "D15": Row(
         "same header, other bytes: zero tail, transposed, not finite",
         "silent (measured)",
         "zeros and NaN with `--verify`; other bytes with a manifest; else only a canary",
     ),
     "D16": Row("dtypes that differ from the config or from each other", "silent: cast (measured)", "yes"),
-    "D17": Row("a checkpoint nested in the old one, by `mv`", "silent: the old one is served", "yes"),
+    "D17": Row("a checkpoint nested in the old one, by `mv`", "silent: the old one is served (measured)", "yes"),
     "D18": Row("files written over in place", "depends on what is read when", "depends on the moment"),
     "D19": Row(
         "the engine starts before the copy is complete", "depends on what is late", "yes, if run when the engine starts"
     ),
-    "D20": Row("a file that cannot be read", "loud", "yes"),
+    "D20": Row("a file that cannot be read", "loud (measured)", "yes"),
     "D21": Row(
         "a hub cache that resolves to a snapshot without weights, or to an incomplete one",
         "loud with a new hub client, depends on an old one",
@@ -63,8 +63,8 @@ ROWS: dict[str, Row] = {
     ),
     "D22": Row(
         "`np/` of the previous `.bin` under `--load-format npcache`",
-        "silent: the old one is served",
-        "blocks, since it knows no `.bin` checkpoint",
+        "silent: the old one is served (measured)",
+        "after `--`, with `--verify`; else a risk",
     ),
     "D23": Row(
         "a state saved for another tensor parallel size",
@@ -100,11 +100,13 @@ ROWS: dict[str, Row] = {
     "C12": Row("config, index or tokenizer absent, cut or not JSON", "loud (measured)", "yes"),
     # launch
     "L01": Row("a misspelt dtype, an unknown flag", "loud, exit code 2 (measured)", "after `--`"),
-    "L02": Row("an unknown `VLLM_*` variable", "a warning", "no"),
-    "L03": Row("a tensor parallel size that does not divide the heads", "loud", "after `--`"),
-    "L04": Row("`--max-model-len` beyond the config", "loud", "after `--`"),
+    "L02": Row("an unknown `VLLM_*` variable", "a warning (measured)", "after `--`, as a risk"),
+    "L03": Row("a tensor parallel size that does not divide the heads", "loud (measured)", "after `--`"),
+    "L04": Row("`--max-model-len` beyond the config", "loud (measured)", "after `--`"),
     "L05": Row(
-        "the port is still held by the old engine", "loud in the new engine; probes are answered by the old one", "no"
+        "the port is still held by the old engine",
+        "loud in the new engine; probes are answered by the old one",
+        "with `--check-host`",
     ),
     "L06": Row(
         "same served name at the same path",
@@ -115,7 +117,7 @@ ROWS: dict[str, Row] = {
     "M01": Row(
         "`/dev/shm` too small or full",
         "hangs or dies with more than one worker",
-        "no",
+        "with `--check-host`",
     ),
     "M02": Row(
         "left-overs of a killed server in shared memory",
@@ -142,7 +144,7 @@ ROWS: dict[str, Row] = {
     "M07": Row(
         "no permission for a port or a socket path",
         "loud",
-        "no",
+        "with `--check-host`",
         NOT_WRITTEN + "`held_port` is the near case: a port that another process has",
     ),
     "M08": Row(
@@ -159,7 +161,7 @@ ROWS: dict[str, Row] = {
         "no",
         NEEDS_GPU + "the CPU build keeps no kernel cache, and one machine has one runtime",
     ),
-    "K04": Row("a cache directory that cannot be written to", "open", "no"),
+    "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
     "K05": Row(
         "a weight cache that holds the previous weights",
         "same layout silent, other layout a crash (measured with our plug-in)",

@@ -57,7 +57,9 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ),
     ("D03", SILENT): (Rule(text="reads the shards that are there; of the others' tensors it may miss none aloud"),),
     ("D04", SILENT): (NOTHING_CHECKED, ALL_CHECKED, LINEAR_NOT_CHECKED),
-    ("D05", SILENT): (Rule(text="starts: the fused parameter counts as loaded when one part of it was"),),
+    ("D05", SILENT): (
+        Rule(text="starts: the fused parameter counts as loaded when one part of it was", measured=True),
+    ),
     ("D06", SILENT): (Rule(text="starts without it"),),
     ("D06", REFUSES): (
         NOTHING_CHECKED,
@@ -67,11 +69,11 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("D07", SILENT): (Rule(text="fills a part of the expert; the rest holds whatever was in memory"),),
     ("D08", SILENT): (Rule(text="starts and cuts the tensor to the size in its config", measured=True),),
     ("D09", REFUSES): (
-        Rule(text='refuses to start with "There is no module or parameter named"', since=(0, 6, 3)),
+        Rule(text='refuses to start with "There is no module or parameter named"', since=(0, 6, 3), measured=True),
         Rule(text="refuses to start with a bare KeyError"),
     ),
     ("D09", SILENT): (Rule(text="starts and drops the tensor: the expert it was for holds whatever was in memory"),),
-    ("D10", SILENT): (Rule(text="starts and drops the bias", since=(0, 4, 3)),),
+    ("D10", SILENT): (Rule(text="starts and drops the bias", since=(0, 4, 3), measured=True),),
     ("D11", SILENT): (
         Rule(
             text="reads every file; of two equal names the last in natural order wins", since=(0, 17, 1), measured=True
@@ -80,11 +82,11 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ),
     ("D12", SILENT): (Rule(text="serves the files that the weight index names and ignores the others", measured=True),),
     ("D12", RISK): (Rule(text="does not compare the weight index with what its files hold"),),
-    ("D13", SILENT): (Rule(text="serves the safetensors, whichever is newer"),),
+    ("D13", SILENT): (Rule(text="serves the safetensors, whichever is newer", measured=True),),
     ("D13", RISK): (Rule(text="unpickles the weights and serves them; names and shapes were not looked at"),),
     ("D13", REFUSES): (Rule(text='refuses to start with "Cannot find any model weights"'),),
     ("D14", SILENT): (
-        Rule(text="reads the consolidated files instead of all others", since=(0, 13, 0)),
+        Rule(text="reads the consolidated files instead of all others", since=(0, 13, 0), measured=True),
         Rule(text="reads both sets where no weight index decides"),
     ),
     ("D15", SILENT): (
@@ -110,10 +112,15 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ),
     ("D19", REFUSES): (Rule(text="refuses to start", measured=True),),
     ("D19", SILENT): (Rule(text="reads what is there at that moment", measured=True),),
-    ("D20", REFUSES): (Rule(text="refuses to start: it lists the file and cannot open it"),),
-    ("D22", SILENT): (Rule(text="serves the copy in np/ and never looks whether the weights are newer"),),
+    ("D20", REFUSES): (Rule(text="refuses to start: it lists the file and cannot open it", measured=True),),
+    ("D22", SILENT): (
+        Rule(text="serves the copy in np/ and never looks whether the weights are newer", measured=True),
+    ),
     ("D22", RISK): (Rule(text="writes np/ once and serves it at every later start"),),
-    ("D23", REFUSES): (Rule(text='refuses to start with "Could not find checkpoint files", or for a size'),),
+    ("D23", REFUSES): (
+        Rule(text='refuses to start with "Missing keys"', seen="without attention scales", measured=True),
+        Rule(text='refuses to start with "Could not find checkpoint files", or for a size'),
+    ),
     ("D23", SILENT): (Rule(text="takes the files of its own ranks, fills a part of each parameter and starts"),),
     ("C01", REFUSES): (
         replace(NOTHING_CHECKED, text="starts; the absent layers hold whatever was in memory", seen=r"^no tensors"),
@@ -122,14 +129,14 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("C02", REFUSES): (Rule(text="refuses to start", measured=True),),
     ("C02", SILENT): (Rule(text="starts and cuts the tensors to the sizes in its config", measured=True),),
     ("C02", RISK): (Rule(text="starts, where the weights have the new size too"),),
-    ("C03", REFUSES): (Rule(text="refuses to start with a bare AssertionError in the embedding"),),
+    ("C03", REFUSES): (Rule(text="refuses to start with a bare AssertionError in the embedding", measured=True),),
     ("C04", SILENT): (
         NOTHING_CHECKED,
         ALL_CHECKED,
         replace(LINEAR_NOT_CHECKED, text="starts; every token is equally likely"),
     ),
     ("C04", RISK): (
-        Rule(text="uses the head and warns that it is not tied", since=(0, 30, 0)),
+        Rule(text="uses the head and warns that it is not tied", since=(0, 30, 0), measured=True),
         Rule(text="drops the head and uses the embeddings"),
     ),
     ("C05", SILENT): (
@@ -137,7 +144,7 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
             text="starts and computes with the new value: wrong for these weights, unless it was meant", measured=True
         ),
     ),
-    ("C06", REFUSES): (Rule(text="refuses to start before anything is loaded"),),
+    ("C06", REFUSES): (Rule(text="refuses to start before anything is loaded", measured=True),),
     ("C06", RISK): (
         Rule(text="starts if it has the architecture; names and shapes are then checked by its loader alone"),
     ),
@@ -146,6 +153,9 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ("C07", RISK): (Rule(text="warns of the cast and starts; small values stay right to 1e-3", measured=True),),
     ("C08", REFUSES): (
         Rule(text="refuses to start", seen=r"--quantization", measured=True),
+        Rule(
+            text='refuses to start with "Cannot find any of"', seen=r"^a quantization_config of method", measured=True
+        ),
         Rule(text="refuses to start: it knows no such tensors"),
     ),
     ("C08", SILENT): (Rule(text="starts; with fp8 and plain weights every answer is not a number", measured=True),),
@@ -170,7 +180,7 @@ CONTRACT: Mapping[tuple[str, Severity], tuple[Rule, ...]] = {
     ),
     ("L02", REFUSES): (Rule(text="refuses to start, as --fail-on-environ-validation asks"),),
     ("L02", RISK): (
-        Rule(text="warns and ignores the variable", since=(0, 17, 0)),
+        Rule(text="warns and ignores the variable", since=(0, 17, 0), measured=True),
         Rule(text="ignores the variable without a word"),
     ),
     ("L03", REFUSES): (

@@ -10,6 +10,11 @@ from harness.checkpoint.header import Tensor
 from harness.guards.finding import PreflightFinding, Severity, shortened
 
 PAIR = "publish config.json and weights of one release together"
+NEEDED_KEYS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # one of each; without it the engine does not start
+    "fp8": (("activation_scheme",),),
+    "gptq": (("bits",), ("group_size",), ("desc_act",)),
+    "awq": (("bits", "w_bit"), ("group_size", "q_group_size"), ("zero_point",)),
+}
 QUANTISED_SUFFIXES = ("_scale", "_scale_inv", "qweight", "qzeros", "weight_packed", ".SCB")
 CONFIG_DTYPES = {
     "bfloat16": "BF16",
@@ -36,6 +41,8 @@ def quantisation_findings(config: Mapping[str, Any], tensors: Mapping[str, Tenso
             where='"config.json"',
             remedy=PAIR,
         )
+    if declared:
+        yield from _incomplete(config["quantization_config"])
     is_stored = (
         declared and str(config["quantization_config"].get("quant_method")).lower() == "fp8"
     )  # and never made so
@@ -48,6 +55,22 @@ def quantisation_findings(config: Mapping[str, Any], tensors: Mapping[str, Tenso
             where='"config.json"',
             remedy=PAIR if is_stored else f"{PAIR}; some methods quantise on loading, for those it is right",
         )
+
+
+def _incomplete(declared: Mapping[str, Any]) -> Iterator[PreflightFinding]:
+    """Yield the first key that a method cannot do without."""
+    method = str(declared.get("quant_method")).lower()
+    for keys in NEEDED_KEYS.get(method, ()):
+        if not any(key in declared for key in keys):
+            yield PreflightFinding(
+                id="C08",
+                severity=Severity.REFUSES,
+                seen=f'a quantization_config of method "{method}" without "{keys[0]}"',
+                expected=f"one of {', '.join(keys)}" if len(keys) > 1 else f'"{keys[0]}"',
+                where='"config.json"',
+                remedy=PAIR,
+            )
+            return
 
 
 def dtype_findings(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[PreflightFinding]:

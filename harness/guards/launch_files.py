@@ -21,13 +21,14 @@ PATTERNS = {  # which files the loader looks for, in order, until one pattern ma
     "npcache": (".bin", ".pt"),
     "pt": (".pt",),
 }
+SCALE = ".attn._k_scale"
 RANK_FILE = re.compile(r"model-rank-(\d{1,6})-part-\d{1,6}\.safetensors")
 
 
 def file_findings(checkpoint: Checkpoint, launch: Launch, *, against: Path | None) -> Iterator[PreflightFinding]:
     """Yield what does not fit between the launch and the files beside the weights."""
     names = _names(checkpoint.path)
-    yield from _load_format(launch, names, checkpoint.path)
+    yield from _load_format(launch, names, checkpoint)
     yield from _tokenizer(launch)
     yield from _model(checkpoint.path, launch, against)
     known = names_known("variables", launch.release.read_as)
@@ -61,7 +62,7 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _load_format(launch: Launch, names: list[str], path: Path) -> Iterator[PreflightFinding]:
+def _load_format(launch: Launch, names: list[str], checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
     asked = launch.text("--load-format")
     if asked is None or asked in NOT_SET:
         return
@@ -90,7 +91,7 @@ def _load_format(launch: Launch, names: list[str], path: Path) -> Iterator[Prefl
             Severity.RISK,
         )
     elif asked == "sharded_state":
-        yield from _ranks(launch, names)
+        yield from _ranks(launch, names, checkpoint)
     elif asked in PATTERNS:
         found = next((suffix for suffix in PATTERNS[asked] if any(name.endswith(suffix) for name in names)), None)
         if found is None:
@@ -102,7 +103,7 @@ def _load_format(launch: Launch, names: list[str], path: Path) -> Iterator[Prefl
                 Severity.REFUSES,
             )
         elif asked == "npcache":
-            yield from _npcache(names, path, found)
+            yield from _npcache(names, checkpoint.path, found)
 
 
 def _npcache(names: list[str], path: Path, suffix: str) -> Iterator[PreflightFinding]:
@@ -119,17 +120,21 @@ def _npcache(names: list[str], path: Path, suffix: str) -> Iterator[PreflightFin
     )
 
 
-def _ranks(launch: Launch, names: list[str]) -> Iterator[PreflightFinding]:
+def _ranks(launch: Launch, names: list[str], checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
     ranks = {int(match[1]) for match in map(RANK_FILE.fullmatch, names) if match}
     size, stages = launch.number("--tensor-parallel-size", 1), launch.number("--pipeline-parallel-size", 1)
     if size is None or stages is None:
         return
     wanted = set(range(min(size, 10**6)))
     if ranks != wanted and stages == 1:
-        is_read_in_part = wanted < ranks  # each rank finds its file, which holds less than its share
+        # Each rank then finds its file, which holds less than its share of every parameter. A state of the engine's own
+        # has the scales of its attention in it as well; one without them is not taken.
+        has_scales = any(tensor.name.endswith(SCALE) for tensor in checkpoint.tensors)
+        is_read_in_part = wanted < ranks and has_scales
         yield _finding(
             "D23",
-            f"files of {len(ranks)} ranks ({', '.join(map(str, sorted(ranks)[:8])) or 'none'})",
+            f"files of {len(ranks)} ranks ({', '.join(map(str, sorted(ranks)[:8])) or 'none'})"
+            + ("" if has_scales or not wanted <= ranks else ", without attention scales"),
             f"model-rank-0 to model-rank-{size - 1}, for tensor parallel size {size}",
             "save the state again for this parallel size",
             Severity.SILENT if is_read_in_part else Severity.REFUSES,

@@ -99,22 +99,26 @@ def _findings(
 ) -> Iterator[PreflightFinding]:
     surveyed, defects = survey(path)
     structural = [finding_of(defect) for defect in defects]
+    config = with_overrides(surveyed.config, launch)
+    if launch.text("--load-format") == "sharded_state":  # names and shapes of its own, the same ones for every rank
+        structural = [finding for finding in structural if finding.id != "D11"]
+        checkpoint = replace(surveyed, config=config, shards=())
+    else:
+        checkpoint = replace(surveyed, config=config)
     yield from structural
-    checkpoint = replace(surveyed, config=with_overrides(surveyed.config, launch))
     if path.is_dir():
         is_whole = not any(finding.id in UNREAD for finding in structural)
         yield from _architecture(checkpoint, launch.release)
-        if launch.text("--load-format") != "sharded_state":  # whose files have names and shapes of their own
-            yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
+        yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
         for finding in side_file_findings(checkpoint):
             if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
                 yield finding
     yield from argument_findings(checkpoint, launch, dtype=dtype)
     if launch.is_given:
-        yield from file_findings(checkpoint, launch, against=against)
+        yield from file_findings(surveyed, launch, against=against)
     if read_tensors:
         to_fp16 = (launch.text("--dtype") or dtype) in ("float16", "half")
-        yield from value_findings(checkpoint, to_fp16=to_fp16)
+        yield from value_findings(surveyed, to_fp16=to_fp16)
         if launch.text("--load-format") == "npcache":
             yield from numpy_cache_findings(path)
     if against is not None:

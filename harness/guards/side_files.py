@@ -16,7 +16,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 EMBEDDINGS = "model.embed_tokens.weight"
 NO_MEANING = ("transformers_version", "_name_or_path", "use_cache", "_from_model_config", "_commit_hash")
-SEEN_IN_WEIGHTS = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "torch_dtype", "dtype")
+SEEN_IN_WEIGHTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "tie_word_embeddings",
+    "vocab_size",
+    "torch_dtype",
+    "dtype",
+)
 COPY_AGAIN = "copy the file again from where it was published"
 PAIR = "publish tokenizer, config and weights of one release together"
 

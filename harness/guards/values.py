@@ -23,6 +23,7 @@ RESTORE = "copy the file again from where it was published, then compare digests
 
 ABOVE_47 = bytes((value & 0x7F) > 0x47 for value in range(256))  # bf16 or f32 of 2^17 and more, infinities, NaN
 IS_47 = bytes((value & 0x7F) == 0x47 for value in range(256))
+HUGE = bytes((value & 0x7F) >= 0x60 for value in range(256))  # bf16 or f32 of 2^65 and more, infinities, NaN
 IS_7F = bytes((value & 0x7F) == 0x7F for value in range(256))
 IS_7C = bytes((value & 0x7C) == 0x7C for value in range(256))  # exponent of a half-precision infinity or NaN
 TOP_BIT = bytes(value >= 0x80 for value in range(256))
@@ -38,6 +39,7 @@ LAST_BYTE_TELLS = {"F16": (BENIGN_HALF, IS_7C), "F8_E5M2": (BENIGN_HALF, IS_7C),
 class _Seen:
     not_finite: int = 0
     beyond_fp16: int = 0  # finite, and 65536 or more
+    huge: int = 0  # of those, 2^65 or more: the highest bit of an exponent flipped
     is_zero: bool = True
 
 
@@ -111,6 +113,7 @@ def _count(block: bytes, width: int, dtype: str, seen: _Seen) -> None:
     large = _bits(high, ABOVE_47) | (_bits(high, IS_47) & top_bit)
     seen.not_finite += not_finite.bit_count()
     seen.beyond_fp16 += (large & ~not_finite).bit_count()
+    seen.huge += (_bits(high, HUGE) & ~not_finite).bit_count()
 
 
 def _bits(data: bytes, table: bytes) -> int:
@@ -129,11 +132,20 @@ def _tensor_findings(tensor: Tensor, seen: _Seen, *, to_fp16: bool) -> Iterator[
             where=where,
             remedy=RESTORE,
         )
-    if seen.beyond_fp16:
+    if seen.huge:
+        yield PreflightFinding(
+            id="D15",
+            severity=Severity.SILENT,
+            seen=f"{seen.huge:,} values of 2^65 or more",
+            expected="values of a trained model",
+            where=where,
+            remedy=RESTORE,
+        )
+    if seen.beyond_fp16 > seen.huge:
         yield PreflightFinding(
             id="C07",
             severity=Severity.SILENT if to_fp16 else Severity.RISK,
-            seen=f"{seen.beyond_fp16:,} values of 65536 or more, infinite in float16",
+            seen=f"{seen.beyond_fp16 - seen.huge:,} values of 65536 or more, infinite in float16",
             expected="values within +-65504" if to_fp16 else "values of a trained model",
             where=where,
             remedy="serve in bfloat16" if to_fp16 else "check where the values come from",

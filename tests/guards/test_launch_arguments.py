@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.checkpoint import models
-from harness.checkpoint.copy import private_copy
+from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_shard
 from harness.guards.preflight import Severity, check
 
 REFUSES, SILENT, RISK = Severity.REFUSES, Severity.SILENT, Severity.RISK
@@ -135,7 +135,8 @@ def test_quantisation(
     path: Path, declared: str | None, arguments: tuple[str, ...], expected: set[tuple[str, Severity]]
 ) -> None:
     if declared is not None:
-        edit_config(path, quantization_config={"quant_method": declared})
+        complete = {"activation_scheme": "dynamic", "bits": 4, "group_size": 128, "zero_point": True}
+        edit_config(path, quantization_config={"quant_method": declared, **complete})
     assert found(path, *arguments) - found(path) == expected
 
 
@@ -182,7 +183,17 @@ def test_presharded_state_must_fit_the_parallel_size(path: Path) -> None:
         os.link(path / "model.safetensors", path / f"model-rank-{rank}-part-0.safetensors")
     assert ("D23", REFUSES) not in found(path, "--load-format", "sharded_state", "-tp", "2")
     assert ("D23", REFUSES) in found(path, "--load-format", "sharded_state", "-tp", "4")
-    assert ("D23", SILENT) in found(path, "--load-format", "sharded_state")
+    assert ("D23", REFUSES) in found(path, "--load-format", "sharded_state")  # "Missing keys": the attention's scales
+
+
+def test_presharded_state_of_more_ranks_is_read_in_part(path: Path) -> None:
+    tensors = load_shard(path / "model.safetensors")
+    half = {name: RawTensor("F32", (1,), bytes(4)) for name in (*tensors, "model.layers.0.self_attn.attn._k_scale")}
+    (path / "model.safetensors").unlink()
+    for rank in range(2):
+        save_shard(path / f"model-rank-{rank}-part-0.safetensors", half)
+    assert found(path, "--load-format", "sharded_state") == {("D23", SILENT)}, "names and shapes are the state's own"
+    assert found(path, "--load-format", "sharded_state", "-tp", "2") == set()
 
 
 def test_tokenizer_and_template_from_elsewhere(path: Path, sound: Path, tmp_path: Path) -> None:

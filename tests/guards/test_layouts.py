@@ -333,6 +333,10 @@ def test_head_dim_of_qwen3_is_not_what_its_heads_suggest() -> None:
     assert expected.shape("model.layers.0.self_attn.q_norm.weight") == (128,)
 
 
+# What the methods cannot do without.
+COMPLETE = {"activation_scheme": "dynamic", "bits": 4, "group_size": 128, "desc_act": False}
+
+
 def quantised(layout: Layout, method: str) -> Layout:
     """Return the layout as a quantised writer would store it."""
     tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
@@ -344,7 +348,9 @@ def quantised(layout: Layout, method: str) -> Layout:
         else:
             stem = name.removesuffix("weight")
             tensors |= {f"{stem}qweight": ("I32", (shape[1] // 8, shape[0]), 0), f"{stem}scales": (dtype, (1, 1), 0)}
-    return Layout(layout.name, layout.config | {"quantization_config": {"quant_method": method}}, True, tensors)
+    return Layout(
+        layout.name, layout.config | {"quantization_config": {"quant_method": method, **COMPLETE}}, True, tensors
+    )
 
 
 @pytest.mark.parametrize("method", ["fp8", "gptq"])

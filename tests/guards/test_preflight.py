@@ -26,6 +26,7 @@ from harness.guards.structure import MEANING
 REFUSES, SILENT, RISK = Severity.REFUSES, Severity.SILENT, Severity.RISK
 SHARD = "model.safetensors"
 LAYER = "model.layers.1."
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,8 @@ def test_wrong_shape(path: Path, name: str, shape: tuple[int, ...], fault_id: st
         ({"architectures": ["StrangeForCausalLM"]}, {("C06", RISK), ("C06", REFUSES)}),
         ({"architectures": ...}, {("C06", RISK)}),
         ({"architectures": [{}]}, {("C06", RISK)}),
-        ({"quantization_config": {"quant_method": "fp8"}}, {("C06", RISK), ("C08", SILENT)}),  # taken for stored as fp8
+        ({"quantization_config": FP8}, {("C06", RISK), ("C08", SILENT)}),  # taken for stored as fp8
+        ({"quantization_config": {"quant_method": "fp8"}}, {("C06", RISK), ("C08", SILENT), ("C08", REFUSES)}),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, {("C06", RISK), ("C08", RISK)}),
         ({"eos_token_id": 512}, {("C09", SILENT)}),
         ({"eos_token_id": [2, 9999]}, {("C09", SILENT)}),
@@ -280,7 +282,7 @@ def test_values_that_are_not_finite(tmp_path: Path, dtype: str, value: float) ->
 
 @pytest.mark.parametrize(
     ("value", "is_beyond"),
-    [(65280.0, False), (65536.0, True), (-65536.0, True), (131072.0, True), (1e38, True), (32768.0, False)],
+    [(65280.0, False), (65536.0, True), (-65536.0, True), (131072.0, True), (32768.0, False)],
 )
 def test_values_beyond_fp16(path: Path, value: float, is_beyond: bool) -> None:
     change_bf16(path, LAYER + "mlp.down_proj.weight", bf16(value) * 3)
@@ -289,6 +291,14 @@ def test_values_beyond_fp16(path: Path, value: float, is_beyond: bool) -> None:
     if is_beyond:
         assert found[0].seen.startswith("3 values")
         assert all(not finding.blocks for finding in check(path, dtype="bfloat16", read_tensors=True))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_values_that_no_trained_model_has(path: Path, dtype: str) -> None:
+    change_bf16(path, LAYER + "mlp.down_proj.weight", bf16(1e38) + bf16(2.0**65) + bf16(2.0**64) + bf16(70000.0))
+    found = check(path, dtype=dtype, read_tensors=True)
+    assert ("D15", SILENT, "2 values of 2^65 or more") in {(item.id, item.severity, item.seen) for item in found}
+    assert any(item.seen.startswith("2 values of 65536 or more") for item in found if item.id == "C07")
 
 
 def test_zero_tensor_and_zero_tail(path: Path) -> None:

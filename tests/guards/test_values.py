@@ -73,6 +73,7 @@ def test_every_half_precision_pattern(tmp_path: Path) -> None:
         assert seen.not_finite == np.count_nonzero(~np.isfinite(expected))
         finite = expected[np.isfinite(expected)]
         assert seen.beyond_fp16 == np.count_nonzero(np.abs(finite) >= 65536)
+        assert seen.huge == np.count_nonzero(np.abs(finite) >= 2.0**65)
 
 
 def test_integers_are_not_taken_for_values(tmp_path: Path) -> None:
