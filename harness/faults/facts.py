@@ -16,6 +16,7 @@ from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import CheckpointDefect, FaultNotApplicable
 
 INDEX_NAME = "model.safetensors.index.json"
+BLOCK_BYTES = 256 * 1024  # a block that stays in the processor's cache
 CONFIG_NAME = "config.json"
 
 
@@ -64,6 +65,22 @@ def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
     with (path / shard).open("rb") as file:
         file.seek(header.data_start_byte + tensor.begin_byte)
         return RawTensor(tensor.dtype, tensor.shape, file.read(tensor.size_bytes))
+
+
+def holds_tensor(path: Path, shard: str, name: str, wanted: RawTensor) -> bool:
+    """Say whether a tensor on disk is the wanted one in dtype, shape and every byte; reads it in blocks."""
+    header = read_shard(path / shard)
+    tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
+    if tensor is None or (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
+        return False
+    block = memoryview(bytearray(min(BLOCK_BYTES, max(1, tensor.size_bytes))))
+    with (path / shard).open("rb", buffering=0) as file:
+        file.seek(header.data_start_byte + tensor.begin_byte)
+        for begin in range(0, tensor.size_bytes, len(block)):
+            part = block[: min(len(block), tensor.size_bytes - begin)]
+            if file.readinto(part) != len(part) or bytes(part) != wanted.data[begin : begin + len(part)]:
+                return False
+    return len(wanted.data) == tensor.size_bytes
 
 
 def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A safetensors file written anew beside the old one, then given its name: what stays is copied inside the kernel.
+"""A safetensors file written anew beside the old one, then given its name.
 
 Whoever has the old file open, mapped, or under another name keeps the old file.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.checkpoint.copy import RawTensor
+from harness.checkpoint.file_range import allocate, copy_range
 from harness.checkpoint.header import BITS_OF_DTYPE, LENGTH_BYTES
 from harness.checkpoint.manifest import Shard, Tensor, read_shard
 from harness.errors import HarnessError
@@ -37,7 +38,7 @@ def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadat
     there = {tensor.name for tensor in shard.tensors}
     kept += [(name, tensor) for name, tensor in changes.items() if tensor is not None and name not in there]
     kept.sort(key=lambda pair: -BITS_OF_DTYPE[pair[1].dtype])  # as the library does: every tensor stays aligned
-    with path.open("rb") as old, replacing(path) as new:
+    with path.open("rb") as old, replacing(path, size_bytes=shard.size_bytes) as new:
         new.write(_header(kept, metadata, path, like_bytes=shard.header_bytes))
         new.flush()
         for begin, end, data in _pieces(kept, shard):
@@ -49,40 +50,23 @@ def rewrite_tensors(path: Path, changes: Mapping[str, RawTensor | None], metadat
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a new file beside `path` and give it that name at the end; nothing is left when that fails."""
+def replacing(path: Path, *, size_bytes: int = 0) -> Iterator[IO[bytes]]:
+    """Write a new file beside `path` and give it that name at the end; nothing is left when that fails.
+
+    `size_bytes` is about as much as will be written: its space is allocated first, which makes writing faster.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as file:
+            allocate(file.fileno(), size_bytes)
             yield file
+            file.flush()
+            if size_bytes:  # less may have been written than was allocated
+                os.ftruncate(file.fileno(), os.lseek(file.fileno(), 0, os.SEEK_CUR))
         path.unlink(missing_ok=True)  # renaming over a name makes ext4 write out the whole new file first
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def copy_range(source: int, target: int, begin_byte: int, size_bytes: int) -> None:
-    """Append bytes of one open file to another, inside the kernel where it can.
-
-    Raises: HarnessError when the source ends early.
-    """
-    position, left = begin_byte, size_bytes
-    in_kernel = True
-    while left:
-        copied = 0
-        if in_kernel:
-            try:
-                copied = os.copy_file_range(source, target, left, offset_src=position)
-            except OSError:
-                in_kernel = False  # not between these two file systems
-        if not copied:
-            in_kernel = False
-            block = os.pread(source, min(left, BLOCK_BYTES), position)
-            if not block:
-                raise HarnessError(f"a file ended {left:,} bytes before its header says")
-            copied = os.write(target, block)
-        position += copied
-        left -= copied
 
 
 def _header(

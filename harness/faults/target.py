@@ -18,11 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.checkpoint.copy import RawTensor, copy_file, save_shard
+from harness.checkpoint.file_range import allocate, copy_range
 from harness.checkpoint.header import LENGTH_BYTES
 from harness.checkpoint.manifest import Shard, Tensor, read_shard
-from harness.errors import FaultNotApplicable
-from harness.faults.facts import INDEX_NAME, read_json, read_shards, read_tensor, tensor_facts, weight_files
-from harness.faults.shard_rewrite import copy_range, replacing, rewrite_tensors
+from harness.errors import CheckpointDefect, FaultNotApplicable
+from harness.faults.facts import (
+    INDEX_NAME,
+    holds_tensor,
+    read_json,
+    read_shards,
+    read_tensor,
+    tensor_facts,
+    weight_files,
+)
+from harness.faults.shard_rewrite import replacing, rewrite_tensors
 from harness.faults.torch_file import write_torch_file
 
 
@@ -65,6 +74,9 @@ class Target:
 
         Raises: FaultNotApplicable naming near matches, or all matches when there are several.
         """
+        named = self._named(pattern)
+        if named is not None:
+            return named
         tensors = {tensor.name: tensor for shard in self.shards() for tensor in shard.tensors}
         if pattern in tensors:
             return tensors[pattern]
@@ -79,6 +91,17 @@ class Target:
         raise FaultNotApplicable(
             f'no tensor matches "{pattern}" in "{self.path}"; nearest: {_listed(near or list(tensors))}'
         )
+
+    def _named(self, name: str) -> Tensor | None:
+        """Return a tensor from the one shard that the weight index names for it, None when that cannot be said so."""
+        shard = ((self.index() or {}).get("weight_map") or {}).get(name)
+        if shard not in self.weight_files():
+            return None
+        try:
+            tensors = read_shard(self.path / shard).tensors
+        except CheckpointDefect:
+            return None
+        return next((tensor for tensor in tensors if tensor.name == name), None)
 
     def shard_name(self, shard: int | str) -> str:
         """Return the name of a weight file by its name or its position in name order.
@@ -122,11 +145,12 @@ class Target:
             return
         absent = {name for name, tensor in changes.items() if tensor is None}
         named = {name: file for name, file in index["weight_map"].items() if name not in absent}
-        index["weight_map"] = named | {name: shard for name in changes if name not in absent}
+        wanted = {**index, "weight_map": named | {name: shard for name in changes if name not in absent}}
         if "total_size" in index.get("metadata", {}):
             total = sum(tensor.size_bytes for each in self.shards() for tensor in each.tensors)
-            index["metadata"]["total_size"] = total
-        self.write(INDEX_NAME, json.dumps(index, indent=2).encode())
+            wanted["metadata"] = {**index["metadata"], "total_size": total}
+        if wanted != index:
+            self.write(INDEX_NAME, json.dumps(wanted, indent=2).encode())
 
     def rename_tensors(self, shard: str, names: Mapping[str, str]) -> None:
         """Write a shard anew in which these tensors have other names; the weight index is kept in step."""
@@ -186,6 +210,7 @@ class Target:
         path = self.own(name)
         with path.open("rb") as old, replacing(path) as new:
             size = os.fstat(old.fileno()).st_size
+            allocate(new.fileno(), size)
             copy_range(old.fileno(), new.fileno(), 0, begin_byte)
             new.write(data)
             new.flush()
@@ -211,6 +236,7 @@ class Target:
     ) -> None:
         path = self.own(name)
         with path.open("rb") as old, replacing(path) as new:
+            allocate(new.fileno(), keep_bytes)
             copy_range(old.fileno(), new.fileno(), 0, keep_bytes)
             os.ftruncate(new.fileno(), size_bytes)
             if after:
@@ -246,13 +272,13 @@ class Target:
         found = next((each for each in shard.tensors if each.name == tensor.name), None)
         return None if found is None else {"dtype": found.dtype, "shape": list(found.shape)}
 
-    def read_back(self, tensor: Tensor) -> RawTensor | None:
-        """Return a tensor with its bytes as they are on disk now; None when it is absent."""
-        return read_tensor(self.path, tensor.shard, tensor.name)
+    def holds(self, tensor: Tensor, wanted: RawTensor) -> bool:
+        """Read a tensor back and say whether it is the wanted one in dtype, shape and every byte."""
+        return holds_tensor(self.path, tensor.shard, tensor.name, wanted)
 
     def read(self, tensor: Tensor) -> RawTensor:
         """Return a tensor with its bytes."""
-        found = self.read_back(tensor)
+        found = read_tensor(self.path, tensor.shard, tensor.name)
         if found is None:
             raise FaultNotApplicable(f'no tensor "{tensor.name}" in "{self.path / tensor.shard}"')
         return found
