@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness import reuse, sweep, watchdog
+from harness import sweep, watchdog
+from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.manifest import read_checkpoint
 from harness.checkpoint.models import default_cache, directory, smollm2
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
@@ -21,17 +22,14 @@ from harness.engine.choose import starter_for
 from harness.engine.dev_api import reloadable
 from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
-from harness.engine.rollout import How
-from harness.errors import FaultNotProved, HarnessError, LeftOver
+from harness.errors import HarnessError, LeftOver
 from harness.faults.fault import Demanding
-from harness.faults.old_server import PortOfOldServer
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, compile_cache_of, weight_cache_of
-from harness.guards.canary import Answer
 from harness.handover import Handover
 from harness.judge.claim import Claim, Context
 from harness.judge.expectations import load_expectations
-from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
+from harness.judge.moments import Detection
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.capacity import capacity_here
 from harness.load.driver import LoadDriver
@@ -40,7 +38,7 @@ from harness.load.plan import make_plan
 from harness.load.report import Heartbeat
 from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
-from harness.observe.history import EventKind, Recorder, Request, load_history
+from harness.observe.history import EventKind, Recorder, Request
 from harness.observe.probes import Observers
 from harness.operations import Operations
 from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
@@ -53,7 +51,6 @@ from harness.timeline import Timeline
 POLL_S = 0.1
 DEEP_TOKENS = 200  # of a prompt that fills a block of the KV cache: 128 tokens on a CPU, 16 on a GPU
 STOP_LIMIT_S = 20.0
-OBSERVE_LIMIT_S = 30.0  # how long a bare start waits for somebody to notice an incident
 SMOLLM2_FINE_TUNE_SEED = 2
 MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
 
@@ -160,44 +157,13 @@ class Run:
         scenario = self._with_models(scenario)
         self._require_for_faults(scenario)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
-        if reuse.can_share(ground):
-            ground = replace(
-                ground, launch=replace(ground.launch, checkpoint_root=self.work / "shared" / "checkpoints")
-            )
-        service = Service(ground)
-        operations = Operations(ground, service)
+        start = BareStart.on(ground, self._handover, shared=self.work / "shared")
         try:
-            operations.prepare()
-            running = self._handover.take(ground)
-            caches = ground.launch.weight_cache, ground.launch.compile_cache
-            is_beside = any(isinstance(fault, PortOfOldServer) for fault in scenario.faults)
-            if caches != (None, None) or scenario.rollout.how is How.RELOAD or scenario.is_incident or is_beside:
-                operations.start_old(running)
-            if scenario.is_incident:
-                operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
-            else:
-                operations.publish_new()
-                operations.start_rollout()
-            for _ in range(0 if scenario.is_incident else RIGHT_FOR_HARMLESS):
-                if service.serving is not None:
-                    service.answers_from(service.serving, Answer.NEW if operations.rollout_succeeded else Answer.OLD)
-            if reuse.can_share(ground) and operations.rollout_succeeded:
-                reloaded = service.give_away()
-                if reloaded is not None and reuse.take_back(reloaded, ground, operations.root):
-                    self._handover.hold(reloaded, ground, source=ground.old)
-                elif reloaded is not None:
-                    reloaded.stop()
+            start.carry_out()
         finally:
-            operations.stop_all()
+            start.operations.stop_all()
             self._release_ground(ground, place)
-        history = load_history(place / "history.jsonl")
-        unproved = [e.data["because"] for e in history.of(EventKind.FAULT_INJECTED) if not e.data["proved"]]
-        if unproved:
-            raise FaultNotProved(f'"{scenario.name}": {"; ".join(unproved)}; evidence: {place / "history.jsonl"}')
-        seen = detection(history)
-        if seen.doubt:
-            raise FaultNotProved(f'"{scenario.name}": {seen.because}; but {seen.doubt}; evidence: {place}')
-        return seen, place
+        return seen_at(place), place
 
     # --- parts, in order of use ---
 

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "operations",
         "prediction",
         "reuse",
+        "bare_start",
         "handover",
         "timeline",
         "goldens",
