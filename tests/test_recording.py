@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.damage_command import fault_from
 from harness.errors import UsageError
-from harness.recording import collect
+from harness.judge.finding_texts import text_for
+from harness.judge.reproduce import by_hand
+from harness.recording import collect, collect_by_file, declared_of
 
 MODULE = '''
 """What goes wrong."""
@@ -67,3 +71,19 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("import a_module_that_is_not_there")
     with pytest.raises(UsageError, match=r"test_own\.py.*cannot be imported"):
         collect([tmp_path])
+
+
+def test_what_a_finding_says_to_type_makes_the_fault_of_its_scenario() -> None:
+    tried = set()
+    for file, scenarios in collect_by_file([Path(__file__).parents[1] / "scenarios"]).items():
+        for scenario in scenarios:
+            steps = by_hand(declared_of(scenario, file), text_for(scenario.name, ""))
+            for step in steps:
+                if not step.startswith("harness damage"):
+                    continue
+                words = shlex.split(step)
+                settings = [words[number + 1] for number, word in enumerate(words) if word == "--set"]
+                typed = fault_from(words[words.index("--fault") + 1], settings)
+                assert typed in scenario.faults, step
+                tried.add(typed.name)
+    assert len(tried) > 20, tried
