@@ -10,7 +10,7 @@ from harness.errors import EXIT_HELD, UsageError
 from harness.guards.command import CommandParser
 from harness.judge.agreement import Agreement, Compared, as_markdown, compare
 from harness.judge.matrix import Release, load_releases
-from harness.prediction import predict
+from harness.prediction import is_foreseeable, predict
 from harness.recording import collect
 from harness.scenario import Scenario
 
@@ -39,11 +39,13 @@ def agreement_main(arguments: Sequence[str]) -> int:
 def compare_all(scenarios: Sequence[Scenario], releases: Sequence[Release]) -> list[Compared]:
     """Predict every scenario of which starts are recorded, and compare; each damage is made once for all releases.
 
+    Reloads, incidents and compile caches are left out: no file and no launch line is wrong.
+
     Raises: UsageError when none of the scenarios is recorded.
     """
     compared = []
     with tempfile.TemporaryDirectory(prefix="harness-agreement-") as scratch:
-        for scenario in scenarios:
+        for scenario in filter(is_foreseeable, scenarios):
             recorded = [release for release in releases if scenario.name in release.known]
             if not recorded:
                 continue

@@ -13,6 +13,7 @@ from harness.clock import Deadline
 from harness.engine.engine import Engine, EngineIdentity, EngineSite
 from harness.engine.launch import Launch
 from harness.errors import FaultNotProved, UsageError
+from harness.faults.fault import CacheFault, Damage, LaunchFault, PublishFault, StartRace
 from harness.faults.publish import RsyncInPlace, SlowSync
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Golden, GoldenPair
@@ -56,6 +57,13 @@ class NoEngine:
         """Release nothing."""
 
 
+def is_foreseeable(scenario: Scenario) -> bool:
+    """Say whether an engine is started on what is wrong, and files, a launch line or a weight cache are all that is."""
+    starts = not scenario.is_incident and not scenario.reloads
+    kinds = Damage | LaunchFault | PublishFault | CacheFault | StartRace
+    return starts and all(isinstance(fault, kinds) for fault in scenario.faults)
+
+
 def predict(
     scenario: Scenario, engines: Sequence[str], work: Path, *, seed: int = 1, max_model_len: int = 256
 ) -> Mapping[str, Prediction]:
@@ -72,6 +80,7 @@ def predict(
         checkpoint_name=LIVE,
         max_model_len=max_model_len,
         weight_cache=weight_cache_of(scenario, cache),
+        extra_arguments=scenario.engine_arguments,
     )
     recorder = Recorder(work / "history.jsonl")
     ground = Ground(

@@ -14,7 +14,7 @@ from harness.errors import FaultNotProved
 from harness.guards.finding import Severity
 from harness.judge.agreement import Agreement
 from harness.judge.matrix import load_releases
-from harness.prediction import predict
+from harness.prediction import is_foreseeable, predict
 from harness.recording import collect
 from harness.scenario import Scenario
 
@@ -63,6 +63,28 @@ def test_what_no_file_shows_is_foreseen_by_nobody(scenarios: dict[str, Scenario]
     prediction = predict(scenarios[BLIND], [RELEASE], tmp_path / "work")[RELEASE]
     assert {finding.severity for finding in prediction.findings} <= {Severity.RISK}
     assert not prediction.asked_with
+
+
+@pytest.mark.parametrize(
+    ("name", "is_so"),
+    [
+        ("widened_tensor_on_restart", True),
+        ("rsync_in_place_on_restart", True),
+        ("context_beyond_config_on_restart", True),
+        ("stale_cache_purged_too_late_on_restart", True),
+        ("reload_with_widened_tensor", False),
+        ("moved_compile_cache_on_restart", False),
+    ],
+)
+def test_only_starts_on_something_wrong_are_foreseen(scenarios: dict[str, Scenario], name: str, is_so: bool) -> None:
+    assert is_foreseeable(scenarios[name]) is is_so
+
+
+def test_what_every_engine_of_a_scenario_is_given_counts(scenarios: dict[str, Scenario], tmp_path: Path) -> None:
+    prediction = predict(scenarios["three_ranks_for_four_heads"], [RELEASE], tmp_path / "work")[RELEASE]
+    assert prediction.shown == "refuses (L03)"
+    seen = {finding.seen for finding in prediction.findings}
+    assert any("--tensor-parallel-size twice" in each for each in seen), "two ranks for all, three by the fault"
 
 
 def test_releases_are_asked_one_by_one(scenarios: dict[str, Scenario], tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def as_markdown(compared: Sequence[Compared], releases: Sequence[Release]) -> st
             "Each fault was injected again, without any engine, and pre-flight was asked about that very checkpoint and launch "
             "line, for that release. It read all values (`--verify`); where it then found nothing that stops a rollout, it was "
             "asked again with the running checkpoint beside it (`--against`), and then with the manifest of the undamaged one "
-            "(`--manifest`).",
+            "(`--manifest`). Reloads in place, what strikes a running engine, and compile caches are not here: pre-flight is about "
+            "starts.",
             "",
             RULE,
             f"| release | {' | '.join(Agreement)} |",
