@@ -302,9 +302,12 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return f"harness {version('vllm-rollout-harness')}"
+    try:
+        return f"harness {version('vllm-rollout-harness')}"
+    except PackageNotFoundError:  # run from its sources
+        return "harness (not installed)"
 
 
 if __name__ == "__main__":

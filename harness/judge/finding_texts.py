@@ -215,11 +215,23 @@ TEXTS: tuple[Text, ...] = (
         reports=("vllm-project/vllm#53019", "vllm-project/vllm#5621", "vllm-project/vllm#6758"),
     ),
     Text(
-        pattern=r"leftover_(shards|consolidated)_on_restart",
+        pattern=r"leftover_shards_on_restart",
         title="The same tensor in two files: the file that is read last wins",
         expected="An error that names the tensor and both files.",
         why="After an update with other shard names the old files are still there; which weights are served depends on names.",
+    ),
+    Text(
+        pattern=r"leftover_consolidated_on_restart",
+        title="`consolidated*.safetensors` are loaded, and `model*.safetensors` beside them are not read",
+        expected="A warning that two sets of weights are there, and which is used.",
+        why="An update that replaced the set which every other tool reads has no effect: the old weights are served.",
         reports=("vllm-project/vllm#40765", "vllm-project/vllm#33253"),
+    ),
+    Text(
+        pattern=r"stale_numpy_cache_on_restart",
+        title="The tensor cache of `--load-format npcache` is used when the weights beside it are newer",
+        expected="The cache is made anew when the files that it was made from have another size, time or digest.",
+        why="It lies in the checkpoint, under `np/`. Replacing the weights has no effect from the first start on.",
     ),
     Text(
         pattern=r"new_weights_as_bin_on_restart",
