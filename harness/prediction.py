@@ -39,6 +39,10 @@ NOBODY = Golden(
 )
 
 
+ROWS = ("C", "D", "K", "L")  # config, data, caches, launch; the others are about processes, reloads and speed
+OF_THE_HOST = frozenset({"K04", "L05"})  # which `--check-host` looks at, there
+
+
 class NoEngine:
     """A starter for what is only foreseen: it starts nothing."""
 
@@ -61,7 +65,10 @@ def is_foreseeable(scenario: Scenario) -> bool:
     """Say whether an engine is started on what is wrong, and files, a launch line or a weight cache are all that is."""
     starts = not scenario.is_incident and not scenario.reloads
     kinds = Damage | LaunchFault | PublishFault | CacheFault | StartRace
-    return starts and all(isinstance(fault, kinds) for fault in scenario.faults)
+    return starts and all(
+        isinstance(fault, kinds) and fault.fault_id[:1] in ROWS and fault.fault_id not in OF_THE_HOST
+        for fault in scenario.faults
+    )
 
 
 def predict(

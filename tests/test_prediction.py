@@ -74,6 +74,8 @@ def test_what_no_file_shows_is_foreseen_by_nobody(scenarios: dict[str, Scenario]
         ("stale_cache_purged_too_late_on_restart", True),
         ("reload_with_widened_tensor", False),
         ("moved_compile_cache_on_restart", False),
+        ("port_held_by_the_old_server", False),
+        ("cold_prefix_cache_on_restart", False),
     ],
 )
 def test_only_starts_on_something_wrong_are_foreseen(scenarios: dict[str, Scenario], name: str, is_so: bool) -> None:

@@ -149,7 +149,7 @@ def as_markdown(compared: Sequence[Compared], releases: Sequence[Release]) -> st
             "line, for that release. It read all values (`--verify`); where it then found nothing that stops a rollout, it was "
             "asked again with the running checkpoint beside it (`--against`), and then with the manifest of the undamaged one "
             "(`--manifest`). Reloads in place, what strikes a running engine, and compile caches are not here: pre-flight is about "
-            "starts.",
+            "starts. Nor is what only the host can show (`--check-host`).",
             "",
             RULE,
             f"| release | {' | '.join(Agreement)} |",
