@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -12,7 +12,8 @@ from harness.engine.engine import EngineStarter
 from harness.engine.launch import Launch, WeightCache
 from harness.faults.fault import CacheFault, CompileCacheFault
 from harness.guards.canary import GoldenPair
-from harness.observe.history import Recorder
+from harness.load.report import Heartbeat
+from harness.observe.history import EventKind, Recorder, Request
 from harness.scenario import Mode, Scenario
 
 LIVE = "live"  # the entry that engines are started on
@@ -52,6 +53,22 @@ class Ground:
     api_key: str
     random: Random
     deadline: Deadline
+
+    def keep_request(self, request: Request) -> None:
+        """Record what became of an arrival, with which checkpoint a canary was answered from."""
+        if request.prompt_logprobs:
+            seen = self.goldens.compare(request.prompt_logprobs, request.rotation)
+            request = replace(
+                request,
+                answer=seen.answer,
+                difference_old=seen.difference_old,
+                difference_new=seen.difference_new,
+            )
+        self.recorder.request(request)
+
+    def keep_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Record how a loader was doing."""
+        self.recorder.event("load", EventKind.LOAD_HEARTBEAT, **asdict(heartbeat))
 
 
 def compile_cache_of(scenario: Scenario, directory: Path) -> Path | None:

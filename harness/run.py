@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,10 +35,9 @@ from harness.load.capacity import capacity_here
 from harness.load.driver import LoadDriver
 from harness.load.loaders import require_keepable
 from harness.load.plan import make_plan
-from harness.load.report import Heartbeat
 from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
-from harness.observe.history import EventKind, Recorder, Request
+from harness.observe.history import EventKind, Recorder
 from harness.observe.probes import Observers
 from harness.operations import Operations
 from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
@@ -302,28 +301,14 @@ class Run:
             canary_prompts=ground.goldens.old.prompts,
         )
 
-        def on_request(request: Request) -> None:
-            if request.prompt_logprobs:
-                seen = ground.goldens.compare(request.prompt_logprobs, request.rotation)
-                request = replace(
-                    request,
-                    answer=seen.answer,
-                    difference_old=seen.difference_old,
-                    difference_new=seen.difference_new,
-                )
-            ground.recorder.request(request)
-
-        def on_heartbeat(heartbeat: Heartbeat) -> None:
-            ground.recorder.event("load", EventKind.LOAD_HEARTBEAT, **asdict(heartbeat))
-
         return LoadDriver(
             plan,
             directory=place / "load",
             api_key=self.api_key,
             model=SERVED_MODEL_NAME,
             cpus=self.cores.load,
-            on_request=on_request,
-            on_heartbeat=on_heartbeat,
+            on_request=ground.keep_request,
+            on_heartbeat=ground.keep_heartbeat,
             run_label=str(self.label),
             web_ui=self.settings.locust_web_ui,
         )
