@@ -66,6 +66,9 @@ def print_climb() -> None:
             f"{step.per_s:8,.0f} events/s   dispatch lag p99 {step.lag_ms_p99:8.1f} ms   {step.cpu_ratio:4.0%} of a core   {kept}"
         )
     print(f"sustained             {highest_kept(steps):,.0f} events/s, one loader on one core")
+    busy = max((step for step in steps if step.cpu_ratio), key=lambda step: step.cpu_ratio, default=None)
+    if busy is not None:
+        print(f"most used of the core {busy.cpu_ratio:.0%}; below 70 % it was others who kept the loader from more")
 
 
 def print_figures(report: LoadReport, errors_ns: Sequence[np.ndarray], duration_s: float) -> None:

@@ -33,6 +33,7 @@ from harness.observe.history import Request, RequestResult
 STEP_S = 1.5
 SETTLING_S = 0.6  # of each step, until the streams of the step before have ended
 LAG_LIMIT_MS = 50.0  # p99 of dispatch; beyond what a loader can do it grows without end
+CPU_MIN = 0.7  # of a core; a loader that is late with less was kept from computing
 SLOWER_SERVER = 1.25  # answers that take so many times their planned time: the server is what is slow
 PACE_S = 0.02
 EVENTS_STEPS = (3_000, 4_500, 6_750, 10_000, 15_000, 22_500)
@@ -136,7 +137,7 @@ def highest_kept(steps: Sequence[Step]) -> float:
 def measure(say: Callable[[str], None]) -> Measured:
     """Measure one loader of this machine.
 
-    Raises: HarnessError when it does not even keep the lowest step.
+    Raises: HarnessError when it does not even keep the lowest step, or was late because others used its core.
     """
     found: dict[str, float] = {}
     with token_server() as endpoint:
@@ -148,6 +149,12 @@ def measure(say: Callable[[str], None]) -> Measured:
                     f"{f'; not kept: {step.fault}' if step.fault else ''}"
                 )
             found[what] = highest_kept(steps)
+            late = [step for step in steps if step.fault]
+            if late and (used := max(step.cpu_ratio for step in late)) < CPU_MIN:
+                raise HarnessError(
+                    f"a loader was late at {late[0].per_s:,.0f} {what} per second although it used only {used:.0%} of a core: "
+                    "other processes had it; calibrate when the machine is quiet"
+                )
             if not found[what]:
                 raise HarnessError(f"a loader does not keep {rates[0]:,} {what} per second here: {steps[0].fault}")
     return Measured(

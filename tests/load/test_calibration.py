@@ -17,8 +17,8 @@ from harness.observe.history import Request, RequestResult
 MS = 1_000_000
 
 
-def step(per_s: float, fault: str = "") -> Step:
-    return Step(per_s=per_s, lag_ms_p99=1.0, cpu_ratio=0.1, fault=fault)
+def step(per_s: float, fault: str = "", *, cpu_ratio: float = 0.95) -> Step:
+    return Step(per_s=per_s, lag_ms_p99=1.0, cpu_ratio=cpu_ratio, fault=fault)
 
 
 def answered(
@@ -91,6 +91,17 @@ def test_a_loader_that_keeps_nothing_is_said_so_and_nothing_is_kept(
 
     assert calibrate_main(["--into", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "harness: a loader does not keep 3,000 events per second here: late\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loader_that_others_kept_from_its_core_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = (step(3000), step(4500, "late", cpu_ratio=0.2), step(6750, "late", cpu_ratio=0.0))
+    monkeypatch.setattr(calibration, "climb", lambda *_, **__: steps)
+
+    assert calibrate_main(["--into", str(tmp_path)]) == 2
+    assert "late at 4,500 events per second although it used only 20% of a core" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
