@@ -16,8 +16,9 @@ from engine_kinds import ALL, API_KEY, EngineKind, opened
 
 from harness.checkpoint.models import tiny_llama
 from harness.clock import poll_until
-from harness.engine.engine import Engine, EngineStarter, Killable, Pausable
+from harness.engine.engine import Engine, EngineStarter, Inspectable, Killable, Pausable
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.proc import STOPPED, find
 from harness.engine.ready import probe_health
 from harness.errors import EngineNotReady
 from harness.guards.canary import complete, prompt_logprobs_of, request_body
@@ -108,6 +109,22 @@ def test_engine_has_every_optional_power(engine: Engine) -> None:
     assert isinstance(engine, Killable)
     assert isinstance(engine, Pausable)
     assert engine.incarnation == "good-1"
+
+
+def test_processes_are_numbered_as_this_machine_numbers_them(engine: Engine) -> None:
+    assert isinstance(engine, Inspectable)
+    assert isinstance(engine, Pausable)
+    everything, [server], core = engine.processes("all"), engine.processes("server"), engine.processes("core")
+    assert {server, *core} <= {*everything}
+    computing = [found for pid in core if (found := find(pid)) is not None]
+    assert len(computing) == len(core) > 0
+    assert all(process.is_running() for process in computing)
+    engine.pause()
+    try:
+        poll_until(lambda: True if computing[0].state() == STOPPED else None, what="the core is frozen", limit_s=LIMIT_S)
+    finally:
+        engine.resume()
+    assert find(server) is not None
 
 
 def test_health_models_version(engine: Engine) -> None:
