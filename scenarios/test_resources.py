@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Scenario, claims, faults, load, models, rollout
+from harness import Scenario, after_detection, at, claims, faults, load, models, rollout, then
 from harness.errors import HarnessError
 from harness.faults import Fault
 from harness.guards.canary import largest_difference
@@ -35,7 +35,8 @@ IMPATIENT = load.steady(
     output_tokens=6,
     limits=RequestLimits(first_token_s=5.0, gap_s=5.0, total_s=10.0),
 )
-SLOW_MODEL = load.steady(rate_rps=4.0, canary_ratio=0.5, tail_s=3.0, output_tokens=6)
+# A busy core answers few requests to that model at a time.
+SLOW_MODEL = load.steady(rate_rps=2.0, canary_ratio=0.5, tail_s=3.0, output_tokens=4)
 
 
 def while_loading(name: str, fault: Fault, *, noticed_by: str) -> Scenario:
@@ -46,11 +47,12 @@ def while_loading(name: str, fault: Fault, *, noticed_by: str) -> Scenario:
         new=LARGE_NEW,
         faults=(fault,),
         load=SLOW_MODEL,
+        timeline=(at(5.0).publish("new"), then().start_rollout(), after_detection(limit_s=120.0).remedy()),
         unguarded=BITES,
         guarded=(
             claims.detected_by(noticed_by),
             claims.exposed_at_most(0),
-            claims.answered_ok(ratio_min=0.99),
+            claims.answered_ok(ratio_min=0.95),
             claims.recovered(within_s=240.0),
         ),
     )
