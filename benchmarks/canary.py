@@ -71,6 +71,7 @@ def main() -> int:
     good.add_argument("--python", type=Path, help="interpreter with vLLM, for the process engine")
     good.add_argument("--model", choices=MODELS, default="tiny")
     good.add_argument("--rate-rps", type=float, default=8.0, help="of the other requests (default: 8)")
+    good.add_argument("--together", type=int, default=1, help="passes that are asked at a time (default: 1)")
     good.add_argument("--starts", type=int, default=1, help="engines to spread the passes over (default: 1)")
     good.add_argument("--limit-s", type=float, default=3600.0, help="stop after this time with what there is")
     options = parser.parse_args()
@@ -207,7 +208,16 @@ def measure_accusations(options: argparse.Namespace) -> int:
                     )
                 place = Path(scratch) / f"load-{start}"
                 place.mkdir()
-                accuse(served, golden, tally, passes=share, rate_rps=options.rate_rps, deadline=deadline, place=place)
+                accuse(
+                    served,
+                    golden,
+                    tally,
+                    passes=share,
+                    together=options.together,
+                    rate_rps=options.rate_rps,
+                    deadline=deadline,
+                    place=place,
+                )
     print("\n".join(tally.lines()))
     return 1 if tally.accused else 0
 

@@ -6,8 +6,10 @@ import os
 import random
 import statistics
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from canary_engine import MAX_MODEL_LEN, Served
 
@@ -34,6 +36,7 @@ class Tally:
     took_s: list[float] = field(default_factory=list)  # of the passes that were answered
     largest: float = 0.0
     load: Counter[str] = field(default_factory=Counter)  # how the other requests ended
+    lock: Lock = field(default_factory=Lock)
 
     def lines(self) -> list[str]:
         """Return it for people."""
@@ -61,10 +64,17 @@ class Tally:
 
 
 def accuse(
-    served: Served, golden: Golden, tally: Tally, *, passes: int, rate_rps: float, deadline: Deadline, place: Path
+    served: Served,
+    golden: Golden,
+    tally: Tally,
+    *,
+    passes: int,
+    together: int,
+    rate_rps: float,
+    deadline: Deadline,
+    place: Path,
 ) -> None:
-    """Ask `passes` passes, drawn as the command draws them, while other requests arrive at a fixed rate."""
-    pair = GoldenPair(golden, golden)
+    """Ask `passes` passes, `together` at a time, while other requests arrive at a fixed rate."""
 
     def on_request(request: Request) -> None:
         tally.load[request.result] += 1
@@ -86,20 +96,9 @@ def accuse(
     )
     try:
         driver.start(served.engine.endpoint, served.engine.incarnation)
-        for _ in range(passes):
-            if deadline.is_expired():
-                break
-            rotation = random.randrange(golden.passes)
-            try:
-                asked = ask(served.api, SERVED_MODEL_NAME, golden.prompts, rotation=rotation)
-            except (OSError, ValueError) as error:
-                tally.unanswered[f"{type(error).__name__}: {error}"] += 1
-                continue
-            comparison = pair.compare(asked.rows, rotation)
-            tally.took_s.append(asked.took_s)
-            tally.largest = max(tally.largest, comparison.difference_old)
-            if comparison.answer is Answer.NEITHER:
-                tally.accused.append(comparison.difference_old)
+        with ThreadPoolExecutor(together) as pool:
+            for _ in pool.map(lambda _: ask_one(served, golden, tally, deadline), range(passes)):
+                pass
         print("the command, under this load:", flush=True)
         priced(served, golden, place)
         report = driver.stop()
@@ -110,6 +109,25 @@ def accuse(
     )
     print("the command, on the idle engine:", flush=True)
     priced(served, golden, place)
+
+
+def ask_one(served: Served, golden: Golden, tally: Tally, deadline: Deadline) -> None:
+    """Ask one pass, drawn as the command draws it, and count what came of it; nothing once the time is up."""
+    if deadline.is_expired():
+        return
+    rotation = random.randrange(golden.passes)
+    try:
+        asked = ask(served.api, SERVED_MODEL_NAME, golden.prompts, rotation=rotation)
+    except (OSError, ValueError) as error:
+        with tally.lock:
+            tally.unanswered[f"{type(error).__name__}: {error}"] += 1
+        return
+    comparison = GoldenPair(golden, golden).compare(asked.rows, rotation)
+    with tally.lock:
+        tally.took_s.append(asked.took_s)
+        tally.largest = max(tally.largest, comparison.difference_old)
+        if comparison.answer is Answer.NEITHER:
+            tally.accused.append(comparison.difference_old)
 
 
 def priced(served: Served, golden: Golden, place: Path) -> None:
