@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.checkpoint.shard import open_regular
 from harness.errors import CheckpointDefect
@@ -21,6 +22,9 @@ STORED = re.compile(r"(?:.*/)?data/\d{1,9}")
 MAGIC = b"\x93NUMPY"
 PREFIX_BYTES = 12  # of either version: magic, version, and the length of the header in 2 or 4 bytes
 BLOCK_BYTES = 1 << 22
+DIRECTORY_MAX_BYTES = 1 << 24  # over a hundred thousand tensors; what it costs to read is many times that
+END_RECORD, WIDE_END_RECORD = b"PK\x05\x06", b"PK\x06\x06"
+TAIL_BYTES = (1 << 16) + 128  # the longest comment, and the records before it
 
 
 def numpy_cache_findings(path: Path, suffix: str = ".bin") -> Iterator[PreflightFinding]:
@@ -51,10 +55,25 @@ def _stored_checksums(archives: list[Path]) -> set[int]:
     found: set[int] = set()
     for path in archives:
         try:
-            with os.fdopen(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
-                found |= {entry.CRC for entry in archive.infolist() if STORED.fullmatch(entry.filename)}
+            with os.fdopen(open_regular(path), "rb") as file:
+                if _directory_bytes(file) > DIRECTORY_MAX_BYTES:
+                    continue
+                with zipfile.ZipFile(file) as archive:
+                    found |= {entry.CRC for entry in archive.infolist() if STORED.fullmatch(entry.filename)}
         except (OSError, CheckpointDefect, ValueError, NotImplementedError, zipfile.BadZipFile):
             continue
+    return found
+
+
+def _directory_bytes(file: BinaryIO) -> int:
+    """Return how long an archive says its directory is, which is read as a whole; 0 where it says nothing usable."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read(TAIL_BYTES)
+    end, wide = tail.rfind(END_RECORD), tail.rfind(WIDE_END_RECORD)
+    found = int.from_bytes(tail[end + 12 : end + 16], "little") if end >= 0 else 0
+    if wide >= 0 and found == 2**32 - 1:  # beyond 4 GiB, where another record holds it
+        found = int.from_bytes(tail[wide + 40 : wide + 48], "little")
     return found
 
 

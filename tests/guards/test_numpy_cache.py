@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.checkpoint.copy import RawTensor
@@ -69,3 +72,25 @@ def test_weights_that_are_no_archive_or_have_no_checksums_say_nothing(tmp_path: 
     assert seen(tmp_path) == []
     (tmp_path / "pytorch_model.bin").unlink()
     assert seen(tmp_path) == []
+
+
+def test_an_archive_that_claims_a_huge_directory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, weights=arrays(1), cached=arrays(2))
+    assert seen(tmp_path) != []
+    archive = bytearray((tmp_path / "pytorch_model.bin").read_bytes())
+    at = archive.rfind(b"PK\x05\x06")
+    archive[at + 12 : at + 16] = (2**31).to_bytes(4, "little")
+    (tmp_path / "pytorch_model.bin").write_bytes(archive)
+    monkeypatch.setattr(zipfile, "ZipFile", None)  # whoever opens it fails
+    assert seen(tmp_path) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 1200), put=st.binary(max_size=24), cut=st.integers(0, 1200))
+def test_any_bytes_are_survived(at: int, put: bytes, cut: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = write(Path(directory), weights=arrays(1), cached=arrays(1))
+        for name in ("pytorch_model.bin", "np/lm_head.weight"):
+            content = (path / name).read_bytes()
+            (path / name).write_bytes((content[:at] + put + content[at + len(put) :])[: len(content) - cut])
+        seen(path)
