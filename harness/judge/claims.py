@@ -86,7 +86,7 @@ def latency_not_regressed(*, profile: str = "nightly") -> Claim:
     For paired blocks alone (`harness compare`): a scenario refuses it. Slower is broken, not slower is held, and
     inconclusive or invalid is unknown.
     """
-    from harness.judge.paired import profile_named
+    from harness.judge.profiles import profile_named
 
     try:
         return Claim(PAIRED_ONLY, {"profile": profile_named(profile).name})

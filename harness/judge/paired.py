@@ -15,9 +15,6 @@ import numpy as np
 
 from harness.judge.multiplicity import holm
 from harness.judge.profiles import LEVEL_FAMILY, POWER, Profile, t_quantile
-from harness.judge.profiles import LEVEL_NO as LEVEL_NO
-from harness.judge.profiles import LEVEL_YES as LEVEL_YES
-from harness.judge.profiles import profile_named as profile_named
 from harness.judge.ranks import rank_interval, rank_p_values, walsh_averages
 
 RANKS_FROM = 12  # pairs; below it the signed ranks are too coarse for the levels that are spent

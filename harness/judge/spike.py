@@ -10,7 +10,8 @@ import numpy as np
 
 from harness.judge.claim import Context, Judgement
 from harness.judge.moments import load_span
-from harness.judge.paired import LEVEL_NO, LEVEL_YES, Evidence, Slower, evidence
+from harness.judge.paired import Evidence, Slower, evidence
+from harness.judge.profiles import LEVEL_NO, LEVEL_YES
 from harness.judge.records import Records
 from harness.judge.verdict import Verdict
 from harness.judge.windows import PEAK_WINDOW_S, SPIKE_FACTOR, Spike, spike
