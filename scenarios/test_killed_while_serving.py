@@ -53,6 +53,7 @@ FROZEN = incident("core_frozen_while_serving", faults.frozen_process())
 OTHERS = (
     incident("core_crashed_while_serving", faults.killed_process("core", signal="SIGSEGV")),
     incident("core_aborted_while_serving", faults.killed_process("core", signal="SIGABRT")),
+    incident("worker_killed_while_serving", faults.killed_process("worker")),
     incident("server_killed_while_serving", faults.killed_process("server")),
     incident("all_killed_with_leftovers", faults.killed_with_leftovers()),
 )

@@ -153,7 +153,7 @@ class ContainerEngine:
         return int(done.output.split()[0])
 
     def processes(self, role: str) -> tuple[int, ...]:
-        """Return the process ids, as the host numbers them, of the `server`, of what computes (`core`), or of `all`.
+        """Return the host's process ids of the `server`, of what computes (`core`), of the first `worker`, or of `all`.
 
         Empty when the container has ended, and where the Docker engine runs on another machine.
         """
@@ -171,8 +171,10 @@ class ContainerEngine:
             return ()
         if role == "server":
             return tuple(process.pid for process in members if process.ppid() == init_pid)
-        if role == "core":
-            return tuple(process.pid for process in members if _computes(process))
+        if role in ("core", "worker"):
+            core = [process for process in members if "EngineCore" in _title(process)]
+            workers = [process for process in members if "VLLM::Worker" in _title(process)]
+            return tuple(process.pid for process in ([*core, *workers] if role == "core" else (workers or core)[:1]))
         return (init_pid, *(process.pid for process in members))
 
     def run_inside(self, *command: str) -> tuple[int, str]:
@@ -243,9 +245,8 @@ def _exit_code(status: int) -> int:
     return 128 - status if 128 < status <= 128 + signal.NSIG else status
 
 
-def _computes(process: psutil.Process) -> bool:
+def _title(process: psutil.Process) -> str:
     try:
-        title = " ".join(process.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
-    return "EngineCore" in title or "VLLM::Worker" in title
+        return ""

@@ -175,8 +175,8 @@ class Inspectable(Protocol):
     def processes(self, role: str) -> tuple[int, ...]:
         """Return process ids as this machine numbers them.
 
-        Of the `server`, the `core` with its workers, or `all`; in an engine of one process these are the same. Empty when
-        there is none any more.
+        Of the `server`, the `core` with its workers, the first `worker`, or `all`; in an engine of one process these are the
+        same. Empty when there is none any more.
         """
 
 

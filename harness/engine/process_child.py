@@ -157,13 +157,20 @@ class ProcessEngine:
         return frozenset(str(process.pid) for process in self.members())
 
     def processes(self, role: str) -> tuple[int, ...]:
-        """Return the process ids of the `server`, of what computes (`core`), or of `all`; empty once they have ended."""
+        """Return the process ids of the `server`, of what computes (`core`), of the first `worker`, or of `all`.
+
+        Empty once they have ended; where the core has no workers it is the worker.
+        """
         members = self.members()
         if role == "all":
             return tuple(process.pid for process in members)
         if role == "server":
             return tuple(process.pid for process in members if process.pid == self.pid)
-        return tuple(process.pid for process in self._computing()) if members else ()
+        computing = self._computing() if members else []
+        if role == "worker":
+            workers = [process for process in computing if _title(process).startswith("VLLM::Worker")]
+            computing = (workers or computing)[:1]
+        return tuple(process.pid for process in computing)
 
     def members(self) -> list[psutil.Process]:
         """Return the living processes of this engine, also those that left its group."""

@@ -175,7 +175,7 @@ CATALOGUE: dict[str, Entry] = {
         cost=NOTHING,
     ),
     "killed_process": Entry(
-        what="The engine core or the server ends by a signal while it serves.",
+        what="The engine core, a worker or the server ends by a signal while it serves.",
         by_hand="`kill -KILL` (or `-SEGV`) of the process `VLLM::EngineCore`",
         cost=NOTHING,
     ),

@@ -23,7 +23,7 @@ from harness.errors import FaultNotApplicable, ScenarioInvalid, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
 from harness.label import SHARED_MEMORY
 
-ROLES = ("core", "server")
+ROLES = ("core", "server", "worker")
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
 ACT_LIMIT_S = 10.0
 SEGMENTS = ("vllm_", "psm_", "sem.")
@@ -53,7 +53,7 @@ class Struckdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KilledProcess:
-    """A signal that ends the engine core or the server."""
+    """A signal that ends the engine core, one of its workers, or the server."""
 
     name: ClassVar[str] = "killed_process"
     role: str
@@ -84,7 +84,10 @@ class KilledProcess:
             raise FaultNotApplicable(f'engine "{engine.incarnation}" cannot be sent a signal')
         targets = _processes(engine, self.role)[:1]
         before = _states(targets)
-        engine.kill(self.role, signal.Signals[self.signal])
+        if self.role == "worker":
+            _signal(targets[0], signal.Signals[self.signal])
+        else:
+            engine.kill(self.role, signal.Signals[self.signal])
         _await(lambda: not any(target.is_running() for target in targets), what=f"the {self.role} ends")
 
         def prove() -> Injected:
@@ -220,6 +223,17 @@ def _processes(engine: Engine, role: str) -> tuple[Proc, ...]:
     return tuple(found)
 
 
+def _signal(target: Proc, number: int) -> None:
+    """Send a signal to one process.
+
+    Raises: FaultNotApplicable when this user may not.
+    """
+    try:
+        os.kill(target.pid, number)
+    except (PermissionError, ProcessLookupError) as error:
+        raise FaultNotApplicable(f"process {target.pid} cannot be signalled: {error.strerror}") from error
+
+
 def _await(ask: Callable[[], bool], *, what: str) -> None:
     """Give what was done time to be seen; the proof says whether it was."""
     with suppress(WaitExpired):
@@ -273,7 +287,7 @@ def _injected(
 
 
 def killed_process(role: str = "core", *, signal: str = "SIGKILL") -> KilledProcess:
-    """End the engine `core` or the `server` while it serves; in the reference engine both are one process.
+    """End the engine `core`, a `worker` or the `server` while it serves; in the reference engine all are one process.
 
     SIGKILL is what a memory killer or a person sends; SIGSEGV, SIGABRT and SIGBUS stand for a crash of its own.
     Source: taxonomy rows M03, M08.

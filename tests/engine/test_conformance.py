@@ -115,13 +115,17 @@ def test_processes_are_numbered_as_this_machine_numbers_them(engine: Engine) -> 
     assert isinstance(engine, Inspectable)
     assert isinstance(engine, Pausable)
     everything, [server], core = engine.processes("all"), engine.processes("server"), engine.processes("core")
+    [worker] = engine.processes("worker")
     assert {server, *core} <= {*everything}
+    assert worker in core
     computing = [found for pid in core if (found := find(pid)) is not None]
     assert len(computing) == len(core) > 0
     assert all(process.is_running() for process in computing)
     engine.pause()
     try:
-        poll_until(lambda: True if computing[0].state() == STOPPED else None, what="the core is frozen", limit_s=LIMIT_S)
+        poll_until(
+            lambda: True if computing[0].state() == STOPPED else None, what="the core is frozen", limit_s=LIMIT_S
+        )
     finally:
         engine.resume()
     assert find(server) is not None

@@ -88,6 +88,13 @@ def test_killed_process_is_seen_to_be_gone(signal: str, row: str, surroundings: 
         assert struck.undone().proved
 
 
+def test_killed_worker_is_seen_to_be_gone(surroundings: Surroundings) -> None:
+    with running(SLEEPER, is_deaf=True) as engine:  # a worker is no role of the engine's own
+        struck = strike(faults.killed_process("worker"), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert "worker process" in struck.injected.because
+
+
 @pytest.mark.parametrize("fault", [faults.killed_process(), faults.frozen_process()], ids=lambda fault: fault.name)
 def test_a_signal_without_effect_proves_nothing(
     fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
