@@ -135,8 +135,13 @@ def _judged_harmless(prediction: Prediction, said: Severity) -> tuple[Agreement,
 def as_markdown(compared: Sequence[Compared], releases: Sequence[Release]) -> str:
     """Return the page: the rule, how often it held per release, a row for every fault, and every difference in full."""
     counts = Counter((each.release, each.agreement) for each in compared)
+    starts = {
+        release.version: [len(c.layers) for c in compared if c.release == release.version] for release in releases
+    }
     summary = [
-        f"| {release.label} | " + " | ".join(str(counts[release.version, kind]) for kind in Agreement) + " |"
+        f"| {release.label} | {_starts(starts[release.version])} | "
+        + " | ".join(str(counts[release.version, kind]) for kind in Agreement)
+        + " |"
         for release in releases
     ]
     rows = [_row(group) for group in _grouped(compared)]
@@ -152,8 +157,8 @@ def as_markdown(compared: Sequence[Compared], releases: Sequence[Release]) -> st
             "starts. Nor is what only the host can show (`--check-host`).",
             "",
             RULE,
-            f"| release | {' | '.join(Agreement)} |",
-            "|---|" + "---|" * len(Agreement),
+            f"| release | starts of each fault | {' | '.join(Agreement)} |",
+            "|---|---|" + "---|" * len(Agreement),
             *summary,
             "",
             "## Every fault",
@@ -165,6 +170,12 @@ def as_markdown(compared: Sequence[Compared], releases: Sequence[Release]) -> st
             *_differences(compared),
         ]
     )
+
+
+def _starts(counts: Sequence[int]) -> str:
+    """Say how many starts the predictions of a release are judged by: one may differ from the next."""
+    kinds = sorted(set(counts))
+    return ", ".join(f"{counts.count(kind)} x {kind}" for kind in kinds)
 
 
 def _grouped(compared: Sequence[Compared]) -> list[list[Compared]]:

