@@ -3,7 +3,8 @@
     python benchmarks/damage.py [--gib 8] [--shards 16] [--rounds 5] [--directory DIR]
 
 The checkpoint is made of random bytes. Each round copies the shard and makes the damaged copy, in alternating order, both from
-a warm page cache. Prints medians with the smallest and largest value; asserts nothing.
+a warm page cache. Prints medians with the smallest and largest value, and both ratios: on a busy machine that of the smallest
+values says more. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def measure(name: str, fault: Damage, place: Path, shard: Path, rounds: int) -> 
     for number in range(rounds):
         for step in (copy, damage) if number % 2 else (damage, copy):
             step()
-    ratio = statistics.median(damages_s) / statistics.median(copies_s)
+    ratio, least = statistics.median(damages_s) / statistics.median(copies_s), min(damages_s) / min(copies_s)
     print(
-        f"{name:18} {told(damages_s)}; copy of one shard {told(copies_s)}; {ratio:.2f} times; "
+        f"{name:18} {told(damages_s)}; copy of one shard {told(copies_s)}; {ratio:.2f} times (smallest: {least:.2f}); "
         f"{written / shard.stat().st_size:.3f} shards of new disk",
         flush=True,
     )
