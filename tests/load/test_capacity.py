@@ -55,7 +55,9 @@ def test_the_refusal_names_the_measured_figure(tmp_path: Path) -> None:
         "[]",
         "{}",
         '{"processor": 1}',
-        json.dumps({"processor": "another", "cores": 1, "events_per_s": 1, "requests_per_s": 1, "measured_at": ""}),
+        json.dumps(
+            {"processor": "another", "cores": cores_here(), "events_per_s": 1, "requests_per_s": 1, "measured_at": ""}
+        ),
         json.dumps(
             {
                 "processor": processor_name(),
