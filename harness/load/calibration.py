@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import median
 
@@ -53,6 +53,14 @@ class Step:
     fault: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """A staircase: its steps, and what the loader took in per second of processor time, also where it was late."""
+
+    steps: tuple[Step, ...]
+    events_per_processor_s: float
+
+
 @contextmanager
 def token_server(pace_s: float = PACE_S) -> Iterator[str]:
     """Run the server in a process of its own and give its endpoint.
@@ -78,7 +86,7 @@ def token_server(pace_s: float = PACE_S) -> Iterator[str]:
                 process.kill()
 
 
-def climb(endpoint: str, steps: Sequence[float], *, tokens: int, step_s: float = STEP_S) -> tuple[Step, ...]:
+def climb(endpoint: str, steps: Sequence[float], *, tokens: int, step_s: float = STEP_S) -> Climb:
     """Put one loader on a staircase of so many events per second (of `tokens` each request) and say how each step went."""
     edges = [(number * step_s, rate / tokens) for number, rate in enumerate(steps)]
     points = [point for (at_s, rate) in edges for point in ((at_s, rate), (at_s + step_s, rate))]
@@ -118,7 +126,7 @@ def climb(endpoint: str, steps: Sequence[float], *, tokens: int, step_s: float =
             driver.stop()
         finally:
             driver.close()
-    return tuple(
+    judged = tuple(
         _judged(
             requests,
             cpu,
@@ -127,6 +135,16 @@ def climb(endpoint: str, steps: Sequence[float], *, tokens: int, step_s: float =
         )
         for at_s, _ in edges
     )
+    return Climb(steps=judged, events_per_processor_s=per_processor_s(requests, cpu))
+
+
+def per_processor_s(requests: Sequence[Request], cpu: Sequence[tuple[int, float]]) -> float:
+    """Return the events that were taken in per second of processor time, between the first heartbeat and the last."""
+    used_s = sum((at_ns - before_ns) / NS_PER_S * ratio for (before_ns, _), (at_ns, ratio) in pairwise(cpu))
+    if used_s <= 0:
+        return 0.0
+    begin_ns, end_ns = cpu[0][0], cpu[-1][0]
+    return sum(len(r.token_ns) for r in requests if begin_ns < r.ended_ns <= end_ns) / used_s
 
 
 def highest_kept(steps: Sequence[Step]) -> float:
@@ -142,7 +160,7 @@ def measure(say: Callable[[str], None]) -> Measured:
     found: dict[str, float] = {}
     with token_server() as endpoint:
         for what, rates, tokens in (("events", EVENTS_STEPS, TOKENS_PER_STREAM), ("requests", REQUESTS_STEPS, 1)):
-            steps = climb(endpoint, rates, tokens=tokens)
+            steps = climb(endpoint, rates, tokens=tokens).steps
             for step in steps:
                 say(
                     f"{step.per_s:8,.0f} {what}/s: dispatch lag p99 {step.lag_ms_p99:.1f} ms, {step.cpu_ratio:.0%} of a core"

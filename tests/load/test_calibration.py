@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.load import calibration
-from harness.load.calibration import Step, calibrate_main, highest_kept, token_server
+from harness.load.calibration import Climb, Step, calibrate_main, highest_kept, per_processor_s, token_server
 from harness.load.capacity import FILE_NAME, capacity_here
 from harness.observe.history import Request, RequestResult
 
@@ -65,6 +65,16 @@ def test_a_step_is_kept_only_in_time_in_full_and_by_a_server_that_kept_its_pace(
     assert seen.per_s == (0 if "no request" in fault else 250)
 
 
+def test_events_are_counted_per_second_of_processor_time() -> None:
+    second = 1_000_000_000
+    requests = [answered(n * second) for n in range(10)]  # each ends 0.6 s later, with 2 events
+
+    assert per_processor_s(requests, [(1 * second, 0.9), (3 * second, 0.5), (4 * second, 1.0)]) == 3 * 2 / (
+        2 * 0.5 + 1.0
+    )
+    assert per_processor_s(requests, [(1 * second, 0.9)]) == 0.0
+
+
 def test_a_real_loader_climbs_and_what_it_did_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +97,9 @@ def test_a_real_loader_climbs_and_what_it_did_is_kept(
 def test_a_loader_that_keeps_nothing_is_said_so_and_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibration, "climb", lambda *_, **__: (step(3000, "late"),))
+    monkeypatch.setattr(
+        calibration, "climb", lambda *_, **__: Climb(steps=(step(3000, "late"),), events_per_processor_s=0.0)
+    )
 
     assert calibrate_main(["--into", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "harness: a loader does not keep 3,000 events per second here: late\n"
@@ -98,7 +110,7 @@ def test_a_loader_that_others_kept_from_its_core_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = (step(3000), step(4500, "late", cpu_ratio=0.2), step(6750, "late", cpu_ratio=0.0))
-    monkeypatch.setattr(calibration, "climb", lambda *_, **__: steps)
+    monkeypatch.setattr(calibration, "climb", lambda *_, **__: Climb(steps=steps, events_per_processor_s=0.0))
 
     assert calibrate_main(["--into", str(tmp_path)]) == 2
     assert "late at 4,500 events per second although it used only 20% of a core" in capsys.readouterr().err
