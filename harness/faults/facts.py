@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from harness.checkpoint.copy import RawTensor
@@ -73,14 +74,17 @@ def holds_tensor(path: Path, shard: str, name: str, wanted: RawTensor) -> bool:
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None or (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
         return False
+    if len(wanted.data) != tensor.size_bytes:
+        return False
     block = memoryview(bytearray(min(BLOCK_BYTES, max(1, tensor.size_bytes))))
     with (path / shard).open("rb", buffering=0) as file:
         file.seek(header.data_start_byte + tensor.begin_byte)
         for begin in range(0, tensor.size_bytes, len(block)):
             part = block[: min(len(block), tensor.size_bytes - begin)]
-            if file.readinto(part) != len(part) or bytes(part) != wanted.data[begin : begin + len(part)]:
+            expected = np.frombuffer(wanted.data, np.uint8, count=len(part), offset=begin)
+            if file.readinto(part) != len(part) or not np.array_equal(np.frombuffer(part, np.uint8), expected):
                 return False
-    return len(wanted.data) == tensor.size_bytes
+    return True
 
 
 def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:
@@ -93,9 +97,9 @@ def tensor_facts(path: Path, shard: str, name: str) -> dict[str, Any] | None:
     return {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": digest.hex()}
 
 
-def facts_of(tensor: RawTensor) -> dict[str, Any]:
+def facts_of(tensor: RawTensor, *, threads: int = blake3.AUTO) -> dict[str, Any]:
     """Return what `tensor_facts` will find when this tensor is on disk."""
-    digest = blake3(tensor.data, max_threads=blake3.AUTO).hexdigest()
+    digest = blake3(tensor.data, max_threads=threads).hexdigest()
     return {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": digest}
 
 

@@ -139,7 +139,7 @@ ROWS: dict[str, Row] = {
         "the old process still holds device memory",
         "loud, not every time",
         "no",
-        NEEDS_GPU + "on a CPU two engines share host memory, and neither asks how much is free",
+        NEEDS_GPU + "on a CPU there is no device memory to hold",
     ),
     "M07": Row(
         "no permission for a port or a socket path",

@@ -219,7 +219,8 @@ class WiderWeights:
 def replace_tensor(fault: Fault, own: Target, found: Tensor, was: RawTensor, wanted: RawTensor) -> Injected:
     """Write one tensor and prove by reading it back, byte for byte, that it is the wanted one and not `was`."""
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
-        facts = pool.map(facts_of, (was, wanted))  # for the evidence, while the shard is written
+        # For the evidence, on a processor of its own while the shard is written.
+        facts = pool.map(lambda tensor: facts_of(tensor, threads=1), (was, wanted))
         own.replace_tensors(found.shard, {found.name: wanted})
         before, expected = facts
     is_wanted = own.holds(found, wanted)
