@@ -16,14 +16,20 @@ from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import INDEX_NAME, digest_of, facts_of, weight_facts
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.target import Target
-from harness.faults.values import from_words, words
+from harness.faults.values import from_float32, from_words, words
 
 FUSED = {
     "self_attn.qkv_proj.": ("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
     "mlp.gate_up_proj.": ("mlp.gate_proj.", "mlp.up_proj."),
 }
 BY_COLUMNS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-WHOLE = ("norm.weight",)
+SCALES = (
+    "_k_scale",
+    "_v_scale",
+    "_q_scale",
+    "_prob_scale",
+)  # buffers of each attention layer, 1.0 without quantisation
+WHOLE = ("norm.weight", *SCALES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +84,11 @@ def _fused(own: Target) -> Iterator[tuple[str, list[RawTensor]]]:
     """Yield every parameter as the engine names it, with the tensors it is made of."""
     tensors = {tensor.name: tensor for shard in own.shards() for tensor in shard.tensors}
     done: set[str] = set()
+    for layer in sorted(
+        name.removesuffix("q_proj.weight") for name in tensors if name.endswith("self_attn.q_proj.weight")
+    ):
+        for scale in SCALES:  # a saved state has them, and one without is refused for that alone
+            yield f"{layer}attn.{scale}", [from_float32(np.ones((), np.float32), "F32")]
     for name in tensors:
         if name in done:
             continue

@@ -68,7 +68,7 @@ ROWS: dict[str, Row] = {
     ),
     "D23": Row(
         "a state saved for another tensor parallel size",
-        "loud where parameters are absent; smaller ones are cut to fit with a warning",
+        "silent for fewer ranks than it was saved for: half of each parameter is never filled (its loader, measured)",
         "yes",
     ),
     # config, tokenizer, templates

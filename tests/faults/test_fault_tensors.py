@@ -294,3 +294,19 @@ def test_damages_can_follow_each_other(pair: Pair, target: Path) -> None:
     assert inject(faults.truncate_shard(), target, pair).proved
     with pytest.raises(FaultNotApplicable, match="cannot be read"):
         inject(faults.narrow_tensor(DOWN, dim=1, by=8), target, pair)
+
+
+def test_a_state_of_two_ranks_holds_what_an_engine_saves(pair: Pair, target: Path) -> None:
+    assert inject(faults.presharded_state(), target, pair).proved
+
+    first, second = ({}, {})
+    for rank, tensors in ((0, first), (1, second)):
+        for file in target.glob(f"model-rank-{rank}-part-*.safetensors"):
+            tensors |= load_shard(file)
+    assert first.keys() == second.keys()
+    scale = first["model.layers.0.self_attn.attn._k_scale"]
+    assert (scale.dtype, scale.shape, scale.data) == ("F32", (), b"\x00\x00\x80\x3f")
+    assert second["model.layers.1.self_attn.attn._prob_scale"] == scale
+    assert first["model.norm.weight"] == second["model.norm.weight"]
+    whole = load_shard(pair.new / "model-00002-of-00002.safetensors")[DOWN]
+    assert (first[DOWN].shape[1], second[DOWN].shape[1]) == (whole.shape[1] // 2, whole.shape[1] // 2)
