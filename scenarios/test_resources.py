@@ -24,8 +24,8 @@ from harness.load.shape import RequestLimits
 from harness.scenario import INCIDENT_TIMELINE
 from scenarios.defences import BITES, LOAD, contained
 
-# Large enough that an engine is seen in the middle of its file: about 60 MB in bf16.
-LARGE = {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate": 1536, "vocabulary": 2048}
+# Large enough that an engine is seen in the middle of its file: about 16 MB in bf16, most of it in the vocabulary.
+LARGE = {"hidden": 256, "layers": 4, "intermediate": 768, "vocabulary": 10240}
 LARGE_OLD = models.tiny_llama(seed=1, **LARGE)
 LARGE_NEW = models.tiny_llama(seed=2, **LARGE)
 IMPATIENT = load.steady(

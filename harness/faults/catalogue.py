@@ -73,7 +73,7 @@ CATALOGUE: dict[str, Entry] = {
     "changed_while_loading": Entry(
         what="A weight file is cut short, or the other checkpoint's is written over it, while a starting engine has it mapped.",
         by_hand="while the engine loads: `truncate -s 4096 live/model.safetensors`, or `cp old/model.safetensors live/`",
-        needs=("files of some tens of MB, so that the engine is seen in the middle",),
+        needs=("files of some MB, so that the engine is seen in the middle",),
         cost="one shard, put back afterwards",
     ),
     "cold_compile_cache": Entry(

@@ -217,6 +217,6 @@ def _digest(path: Path) -> str:
 def changed_while_loading(how: How = "cut", *, shard: int = -1) -> ChangedWhileLoading:
     """Cut a weight file, or write the other checkpoint's over it, while an engine that starts has it open or mapped.
 
-    Needs files large enough to be seen in the middle: some tens of MB. Source: taxonomy rows D18, D19.
+    Needs files large enough to be seen in the middle: some MB. Source: taxonomy rows D18, D19.
     """
     return ChangedWhileLoading(how=how, shard=shard)
