@@ -193,6 +193,12 @@ class ContainerEngine:
         with docker_sentence(f'memory limit of engine "{self._incarnation}"'):
             self._container.update(mem_limit=limit_bytes, memswap_limit=limit_bytes)
 
+    def ended_for_memory(self) -> bool:
+        """Say whether the kernel has killed a process of the container for want of memory, as Docker was told."""
+        with docker_sentence(f'state of engine "{self._incarnation}"'):
+            self._container.reload()
+        return bool(self._container.attrs["State"].get("OOMKilled"))
+
     def pause(self) -> None:
         """Freeze the engine core; the server keeps answering `/health`."""
         self.kill("core", signal.SIGSTOP)

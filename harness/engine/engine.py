@@ -189,3 +189,6 @@ class Contained(Protocol):
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Change how much memory the container may use."""
+
+    def ended_for_memory(self) -> bool:
+        """Say whether the kernel has killed a process of the container for want of memory, as Docker was told."""

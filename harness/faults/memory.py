@@ -63,13 +63,16 @@ class MemoryLimit:
         # Who starts next beside the engine asks for more than is left: the kernel ends the largest process.
         code, _ = engine.run_inside("python3", "-c", f"x = b'x' * {NEIGHBOUR_BYTES}")
         seen: dict[str, int] = {"limit_bytes": lowered, "oom_kills": kills}
-        with suppress(WaitExpired, HarnessError):  # the container may have ended: then it cannot be asked
 
-            def killed() -> bool | None:
+        def killed() -> bool | None:
+            with suppress(HarnessError):  # when the container has ended, only Docker can be asked
                 now_limit, now_held, now_kills = _memory_of(engine)
                 seen.update(limit_bytes=now_limit, held_bytes=now_held, oom_kills=now_kills)
-                return True if now_kills > kills else None
+            if seen["oom_kills"] == kills and engine.ended_for_memory():
+                seen["oom_kills"] = kills + 1
+            return True if seen["oom_kills"] > kills else None
 
+        with suppress(WaitExpired, HarnessError):
             poll_until(killed, what="the kernel has killed for want of memory", limit_s=KILL_LIMIT_S, every_s=0.2)
         injected = self._injected(
             seen["oom_kills"] > kills,

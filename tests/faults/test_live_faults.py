@@ -212,6 +212,9 @@ class Container(ProcessAlone):
     def limit_memory(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
 
+    def ended_for_memory(self) -> bool:
+        return False
+
 
 def test_a_containers_limit_is_proved_by_the_kernels_own_count(surroundings: Surroundings) -> None:
     engine = Container()
