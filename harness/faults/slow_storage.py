@@ -109,6 +109,11 @@ class _Lease:
             self.given_back_ns = now_ns()
             os.close(self._descriptor)  # with the last descriptor the lease goes
 
+    @property
+    def is_holding_up(self) -> bool:
+        """Say whether somebody waits for this file right now."""
+        return self.asked_ns is not None and self.given_back_ns is None
+
     def held_up_s(self) -> float:
         """Return for how long somebody has been held up."""
         if self.asked_ns is None:
@@ -140,11 +145,11 @@ class _Slow:
     def state(self) -> Injected:
         """Say which opens are or were held up, as the kernel reports it."""
         with self._lock:
+            waiting = [lease.path.name for lease in self._leases if lease.is_holding_up]
             files = {
                 lease.path.name: {"held_up_s": round(lease.held_up_s(), 3), "is_over": lease.given_back_ns is not None}
                 for lease in self._leases
             }
-        waiting = [name for name, seen in files.items() if seen["held_up_s"] and not seen["is_over"]]
         return Injected(
             fault=self._fault.name,
             fault_id=self._fault.fault_id,

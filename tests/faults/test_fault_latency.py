@@ -27,6 +27,7 @@ from harness.faults.slow_storage import _opens_at_once
 VLLM = EngineIdentity(kind="container", name="vllm-cpu", version="0.32.0", build="", hardware="")
 OPENER = """
 import sys, time
+sys.stdin.readline()
 began = time.monotonic()
 for path in sys.argv[1:]:
     open(path, "rb").read()
@@ -36,25 +37,29 @@ print(time.monotonic() - began)
 
 @dataclass
 class Starting:
-    """What an engine is to this fault: a process that opens files."""
+    """What an engine is to this fault: a process that opens files, some time after it was started."""
 
     process: subprocess.Popen[str]
     incarnation: str = "new-1"
     endpoint: str = "http://127.0.0.1:9"
 
     def exit_code(self) -> int | None:
+        # The fault looks at the engine once it is in place; a real one takes seconds until it opens its weights.
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
         return self.process.poll()
 
     def waited_s(self) -> float:
-        output, _ = self.process.communicate(timeout=30)
-        return float(output)
+        assert self.process.stdout is not None
+        assert self.process.wait(30) == 0
+        return float(self.process.stdout.read())
 
 
 @contextmanager
 def starting(*files: Path) -> Iterator[Starting]:
     """Start a process that opens these files one after the other."""
     command = [sys.executable, "-S", "-c", OPENER, *map(str, files)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Starting(process)
         finally:
