@@ -90,7 +90,7 @@ LEFT_OVER = (
     restarted("new_weights_as_bin", faults.new_weights_as_bin()),
     restarted("stale_numpy_cache", faults.stale_numpy_cache(), faults.launch_argument("--load-format", "npcache")),
     restarted(
-        "state_of_two_ranks",
+        "state_for_two_ranks",
         faults.presharded_state(),
         faults.launch_argument("--load-format", "sharded_state"),
     ),
