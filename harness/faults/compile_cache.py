@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.engine.engine import EngineIdentity
+from harness.errors import EnvironmentMissing, FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import digest_of, file_facts
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.proof import prove
@@ -42,6 +43,9 @@ class DamagedCompileCache:
 
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
+
+    def require(self, identity: EngineIdentity) -> None:
+        _require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
         chosen = [name for name in _filled(cache) if Path(name).match(self.pattern)]
@@ -74,6 +78,9 @@ class MovedCompileCache:
 
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
+
+    def require(self, identity: EngineIdentity) -> None:
+        _require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
         names = _filled(cache)
@@ -119,6 +126,9 @@ class UnwritableCompileCache:
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
 
+    def require(self, identity: EngineIdentity) -> None:
+        _require_compiling(identity)
+
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
         if not cache.is_dir():
             raise FaultNotApplicable(f'the compile cache "{cache}" is not a directory')
@@ -160,6 +170,11 @@ def clear_compile_cache(cache: Path) -> str:
         return f'"{cache.name}" still holds {", ".join(left[:5])}'
     error = _write_error(cache)
     return "" if error is None else f'"{cache.name}" cannot be written to: {error}'
+
+
+def _require_compiling(identity: EngineIdentity) -> None:
+    if identity.kind == "reference":
+        raise EnvironmentMissing("vllm", "the reference engine compiles nothing, so that it has no compile cache")
 
 
 def _filled(cache: Path) -> list[str]:

