@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Guard, Scenario, claims, faults, rollout
+from harness import Guard, Scenario, claims, faults, load, rollout
 from harness.engine.rollout import How
 from harness.errors import ScenarioInvalid
 from harness.judge.claim import Claim, Context
@@ -117,7 +117,11 @@ def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_pat
     scenario = short(
         "gated",
         faults.drop_tensor(DOWN),
-        claims=(claims.detected_by("canary"), claims.recovered(within_s=20.0)),
+        claims=(claims.detected_by("canary"), claims.recovered(within_s=90.0)),
+        load=load.steady(
+            rate_rps=5.0, canary_ratio=0.5, tail_s=0.5, output_tokens=4
+        ),  # patient: nothing here is about speed
+        limit_s=180.0,
         rollout=SAFELY,
         guarded_rollout=SAFELY,
         guards=(Guard.CANARY_GATE,),
