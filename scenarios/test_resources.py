@@ -52,7 +52,6 @@ def while_loading(name: str, fault: Fault, *, noticed_by: str) -> Scenario:
         guarded=(
             claims.detected_by(noticed_by),
             claims.exposed_at_most(0),
-            claims.answered_ok(ratio_min=0.95),
             claims.recovered(within_s=240.0),
         ),
     )
