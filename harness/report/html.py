@@ -85,7 +85,8 @@ def render(run: RunRecord) -> str:
     """Return the page of a run, complete or cut, to be saved in the run's directory."""
     dots_max = max(200, DOTS_MAX_PAGE // max(1, len(run.scenarios)))
     counts = Counter(record.verdict for record in run.scenarios)
-    return page_environment().get_template("run.html").render(
+    template = page_environment().get_template("run.html")
+    return template.render(
         run=run,
         engine_kind=ENGINE_KINDS.get(run.engine_kind, run.engine_kind),
         sentence=", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict),
