@@ -21,6 +21,7 @@ class Row:
 
 NEEDS_GPU = "needs a GPU: "
 NOT_WRITTEN = "not written yet: "
+OF_ADAPTERS = "a damage of an adapter, not of a checkpoint: `harness.faults.lora`, tried by `tests/engine/test_lora.py`"
 
 ROWS: dict[str, Row] = {
     # weight files
@@ -182,15 +183,13 @@ ROWS: dict[str, Row] = {
         "a way to roll out: `rollout.reload_in_place(reset_prefix_cache=False)`",
     ),
     "U04": Row("an update of an engine that sleeps", "open", "no", NEEDS_GPU + "the CPU build cannot sleep"),
-    "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no", NOT_WRITTEN + "a live update"),
-    "U06": Row(
-        "a LoRA adapter whose names match nothing", "silent: the base answers", "no", NOT_WRITTEN + "a live update"
-    ),
+    "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no", OF_ADAPTERS),
+    "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no", OF_ADAPTERS),
     "U07": Row(
         "a LoRA adapter loaded again under its name",
-        "400 without `load_inplace` (measured)",
+        "400 without `load_inplace`, silent with it and after an unload: stale KV (measured)",
         "no",
-        NOT_WRITTEN + "a live update",
+        OF_ADAPTERS,
     ),
     "U08": Row(
         "a draft model that does not fit its target",
