@@ -48,7 +48,8 @@ class DamagedCompileCache:
         _require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
-        chosen = [name for name in _filled(cache) if Path(name).match(self.pattern)]
+        matching = [name for name in _filled(cache) if Path(name).match(self.pattern)]
+        chosen = [name for name in matching if (cache / name).stat().st_size > 0]  # locks are empty: nothing to damage
         if not chosen:
             raise FaultNotApplicable(f'no file of the compile cache "{cache}" matches "{self.pattern}"')
 

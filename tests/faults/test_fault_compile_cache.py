@@ -129,6 +129,17 @@ def test_a_pattern_that_nothing_matches_is_refused(cache: Path) -> None:
         faults.damaged_compile_cache(pattern="mdoel").spoil(cache, random=Random(1))
 
 
+@pytest.mark.parametrize("name", ["cut", "flip", "empty"])
+def test_empty_locks_are_left_alone(name: str, cache: Path) -> None:
+    lock = cache / Path(SOURCE).parent / "locks" / "cxy.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    fault = FAULTS[name]
+    assert isinstance(fault, CompileCacheFault)
+    assert fault.spoil(cache, random=Random(1))[1].proved
+    assert lock.read_bytes() == b""
+
+
 def test_unknown_ways_are_refused() -> None:
     with pytest.raises(ScenarioInvalid, match='how "burn" is unknown'):
         faults.damaged_compile_cache(how="burn")
