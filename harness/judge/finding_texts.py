@@ -44,18 +44,6 @@ HEALTH = "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health
 CORE = "$(pgrep -f 'VLLM::EngineCor[e]')"
 WELL_FORMED = "Nothing in the files contradicts the config, so no engine can know. A digest can, or known answers."
 
-REFUSED_RELOAD = Text(
-    pattern=r"reload.*",
-    when=r"; then: ",  # it did not outlive its refusal
-    layers=(Layer.STARTUP,),
-    title="A reload that is refused kills the engine at the next request",
-    expected="The call answers 4xx or 5xx and the old weights are served on; or `/health` fails from then on.",
-    why="Right after the error `/health` still answers 200. The first user request finds the engine dead, and no router knew.",
-    reports=("vllm-project/vllm#48312", "sgl-project/sglang#30749", "sgl-project/sglang#31924"),
-    serve="VLLM_SERVER_DEV_MODE=1",
-    by_hand=(RELOAD, "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health   # 200"),
-)
-
 TEXTS: tuple[Text, ...] = (
     # --- while the engine runs ---
     Text(
@@ -181,10 +169,16 @@ TEXTS: tuple[Text, ...] = (
         reports=("vllm-project/llm-compressor#959",),
     ),
     Text(
-        pattern=r"dtype_relabelled_in_header.*",
+        pattern=r"(dtype_relabelled_in_header|config_of_other_dtype).*",
         title="Tensors of another dtype than the config says are cast without a word",
         expected="A warning that names the first tensor whose stored dtype is not the config's `torch_dtype`.",
         why="The bytes of bf16 read as fp16 give confident garbage: logprobs near 0. The header is the only witness.",
+    ),
+    Text(
+        pattern=r"state_for_two_ranks_on_restart",
+        title="`--load-format sharded_state` takes a state that was saved for more ranks",
+        expected="An error with the ranks in the file names, or with both shapes.",
+        why="Each parameter is filled in part, and the rest is what was in memory. A line about shapes is logged, and no error.",
     ),
     Text(
         pattern=r"values_(beyond_fp16|not_finite)_on_restart",
@@ -248,7 +242,8 @@ TEXTS: tuple[Text, ...] = (
     ),
     # --- what no engine can be expected to see ---
     Text(
-        pattern=r"(transposed_tensor|swapped_tensors|flipped_bit|shard_of_previous_step|config_of_other_rope)_on_restart",
+        pattern=r"(transposed_tensor|swapped_tensors|flipped_bit|shard_of_previous_step|config_of_other_rope)_on_restart"
+        r"|one_bit_of_the_second_rank",
         title="Well-formed files with other values",
         expected=WELL_FORMED,
         why="A canary with known answers, or a manifest, is the only guard.",
