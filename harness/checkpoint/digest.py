@@ -34,7 +34,7 @@ SERVED_FILES = (
 # one: what was written within a step cannot be told from what was there before, so it is not remembered.
 SETTLED_NS = 2_000_000_000
 
-_digests: dict[tuple[int, int, int, int], dict[str, bytes]] = {}  # per file as it was: device, inode, size, mtime_ns
+_digests: dict[tuple[int, int, int, int, int], dict[str, bytes]] = {}  # per file as it was
 
 
 def weights_id(path: Path) -> str:
@@ -103,7 +103,8 @@ def tensor_digests(path: Path, shard: Shard) -> Mapping[str, bytes]:
         status = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    # The time of change too: copies keep the time of modification, and file systems give an inode's number out again.
+    key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     if key in _digests:
         return _digests[key]
     is_settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > SETTLED_NS

@@ -82,7 +82,7 @@ def test_a_write_in_place_is_noticed_by_time_and_digests_are_not_repeated(
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7b")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a copy that keeps times does
     assert weights_id(copied) != before
     assert read
 
