@@ -21,6 +21,7 @@ from harness.faults.fault import (
     PublishFault,
     StartRace,
 )
+from harness.faults.old_server import PortOfOldServer
 from harness.judge.claim import PAIRED_ONLY, WHY_PAIRED_ONLY, Claim
 from harness.load.shape import LoadShape
 
@@ -175,6 +176,13 @@ class Scenario:
             problems.append("inject() needs a live fault")
         if self.reloads and any(isinstance(fault, LaunchFault | CacheFault | StartRace) for fault in self.faults):
             problems.append("an engine that reloads is not started: faults of launch, cache and start cannot act")
+        if any(isinstance(fault, PortOfOldServer) for fault in self.faults):
+            hows = (self.rollout.how, self.guarded_rollout.how)
+            if set(hows) != {How.BLUE_GREEN}:
+                problems.append(
+                    f'"{PortOfOldServer.name}" needs an old server that runs beside the new one: rollout and '
+                    f"guarded_rollout must be blue_green, got {hows[0]} and {hows[1]}"
+                )
         for kind, what in ((PublishFault, "publish"), (CacheFault, "cache"), (CompileCacheFault, "compile cache")):
             count = sum(isinstance(fault, kind) for fault in self.faults)
             if count > 1:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness import Scenario, after_detection, at, claims, faults, load, models, then
+from harness import Scenario, after_detection, at, claims, faults, load, models, rollout, then
 from harness.errors import ScenarioInvalid
 from harness.scenario import Mode, Step
 
@@ -49,6 +49,19 @@ GOOD = Scenario(
 def test_contradiction_is_named(change: dict[str, object], said: str) -> None:
     with pytest.raises(ScenarioInvalid, match=said):
         replace(GOOD, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({}, "restart and blue_green"),
+        ({"rollout": rollout.blue_green(), "guarded_rollout": rollout.restart()}, "blue_green and restart"),
+    ],
+)
+def test_an_old_servers_port_is_only_held_while_the_old_server_runs(change: dict[str, object], got: str) -> None:
+    with pytest.raises(ScenarioInvalid, match=f"rollout and guarded_rollout must be blue_green, got {got}"):
+        replace(GOOD, faults=(faults.port_of_old_server(),), **change)  # type: ignore[arg-type]
+    replace(GOOD, faults=(faults.port_of_old_server(),), rollout=rollout.blue_green())
 
 
 def test_only_the_new_checkpoint_can_be_published() -> None:
