@@ -48,6 +48,7 @@ class Incident:
             live=(ground.launch.checkpoint_root / ground.launch.checkpoint_name).resolve(),
             other=ground.new if expects is Answer.OLD else ground.old,
             work=ground.work,
+            shared=ground.cache.parent,
         )
         running = engine.engine if isinstance(engine, HandedOn) else engine
         for fault in self.faults:

@@ -14,6 +14,7 @@ LABEL_KEY = "io.github.vllm-rollout-harness.run"  # containers and networks
 LABEL_VARIABLE = "ROLLOUT_HARNESS_RUN"  # processes, inherited by all their descendants
 DIRECTORY_PREFIX = "rollout-harness-"
 SHARED_MEMORY = Path("/dev/shm")
+SEGMENTS_RECORD = "segments"  # names of what killed processes leave in shared memory; in a directory of the scenario
 MACHINE_ID = Path("/etc/machine-id")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESS_NAMESPACE = Path("/proc/self/ns/pid")

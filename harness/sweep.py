@@ -16,7 +16,15 @@ from typing import Any
 
 from harness.clock import Deadline, poll_until
 from harness.errors import WaitExpired
-from harness.label import DIRECTORY_PREFIX, LABEL_KEY, LABEL_VARIABLE, SHARED_MEMORY, RunLabel, parse_label
+from harness.label import (
+    DIRECTORY_PREFIX,
+    LABEL_KEY,
+    LABEL_VARIABLE,
+    SEGMENTS_RECORD,
+    SHARED_MEMORY,
+    RunLabel,
+    parse_label,
+)
 
 DOCKER_LIMIT_S = 5
 UNMOUNT_LIMIT_S = 10.0
@@ -88,14 +96,16 @@ def end(label: RunLabel, *, limit_s: float = 10.0, settle_s: float = 0.0, docker
         if left.containers or left.networks:
             _remove_from_docker(left.containers, left.networks)
         for directory in left.directories:
+            segments.update(_recorded_segments(directory))
             _remove_directory(directory)
+        if not left.processes:  # whether Docker answers or not
+            _unlink_unmapped(segments)
         if not left.is_empty():
             quiet = None
             return None
         quiet = quiet or Deadline.after(settle_s)
         if not quiet.is_expired():
             return None
-        _unlink_unmapped(segments)
         return left
 
     try:
@@ -140,13 +150,23 @@ def _segments_of(pid: int) -> set[Path]:
     return {path for path in paths if path.parent == SHARED_MEMORY and not path.name.endswith(" (deleted)")}
 
 
+def _recorded_segments(directory: Path) -> set[Path]:
+    """Return the segments whose processes were killed before they could be looked at: a fault wrote their names down."""
+    names: set[str] = set()
+    for record in directory.glob(f"*/{SEGMENTS_RECORD}"):
+        with contextlib.suppress(OSError):
+            names.update(record.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {SHARED_MEMORY / name for name in names if name not in ("", ".", "..") and "/" not in name}
+
+
 def _unlink_unmapped(segments: set[Path]) -> None:
     """Remove segments that nobody maps any more."""
     if segments:
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         mapped = {segment for pid in pids for segment in _segments_of(pid)}
         for segment in segments - mapped:
-            segment.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else's, or gone
+                segment.unlink()
 
 
 def _is_own_directory(path: Path) -> bool:

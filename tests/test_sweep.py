@@ -19,6 +19,7 @@ from harness.errors import HarnessError
 from harness.label import (
     DIRECTORY_PREFIX,
     LABEL_VARIABLE,
+    SEGMENTS_RECORD,
     SHARED_MEMORY,
     RunLabel,
     new_label,
@@ -112,6 +113,63 @@ def test_process_and_directories_of_a_dead_run_are_found_and_ended(label: RunLab
     process.wait(LIMIT_S)
     assert left.is_empty()
     assert not work_directory(label).exists()
+
+
+SEGMENT_HOLDER = """
+import mmap, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def holder_of(segment: Path, label: RunLabel | None) -> subprocess.Popen[bytes]:
+    """Start a process that maps a segment of shared memory, with or without a label."""
+    environment = os.environ if label is None else {**os.environ, LABEL_VARIABLE: str(label)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SEGMENT_HOLDER, str(segment)], env=environment, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def test_segments_of_killed_processes_go_whether_docker_answers_or_not(
+    label: RunLabel, silent_docker: SilentDocker
+) -> None:
+    segment = SHARED_MEMORY / f"psm_{label}"
+    process = holder_of(segment, label)
+    try:
+        left = sweep.end(label, limit_s=4.0)
+        assert left.as_json() == {"unanswered": [left.unanswered]}
+        assert not segment.exists()
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+        segment.unlink(missing_ok=True)
+
+
+def test_segments_that_a_fault_wrote_down_go_unless_somebody_maps_them(label: RunLabel, tmp_path: Path) -> None:
+    left, used = SHARED_MEMORY / f"psm_left_{label}", SHARED_MEMORY / f"psm_used_{label}"
+    foreign = tmp_path / "foreign"
+    for path in (left, foreign):
+        path.write_bytes(b"x")
+    process = holder_of(used, None)
+    record = shared_memory_directory(label) / "scenario" / SEGMENTS_RECORD
+    record.parent.mkdir(parents=True)
+    record.write_text("\n".join((left.name, used.name, f"../..{foreign}", "..", "")))
+    try:
+        assert sweep.end(label, docker=False).is_empty()
+        assert not left.exists()
+        assert used.exists()
+        assert foreign.exists()
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+        for path in (left, used):
+            path.unlink(missing_ok=True)
 
 
 def test_living_runs_and_foreign_ones_are_not_swept(label: RunLabel) -> None:

@@ -134,6 +134,7 @@ class Surroundings:
     live: Path  # the directory the engine was started on
     other: Path  # the checkpoint it was not started on, undamaged; only read
     work: Path  # scratch that a sweep removes, with what is mounted there
+    shared: Path  # the same in shared memory; what its SEGMENTS_RECORD names is removed with it
 
 
 class Struck(Acting, Protocol):

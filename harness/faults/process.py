@@ -21,7 +21,7 @@ from harness.engine.engine import Engine, EngineIdentity, Inspectable, Killable,
 from harness.engine.proc import STOPPED, Proc, find
 from harness.errors import FaultNotApplicable, ScenarioInvalid, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.label import SHARED_MEMORY
+from harness.label import SEGMENTS_RECORD, SHARED_MEMORY
 
 ROLES = ("core", "server", "worker")
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
@@ -184,6 +184,8 @@ class KilledWithLeftovers:
         targets = _processes(engine, "all")
         before = _states(targets)
         segments_before = _mapped_segments(targets)
+        if segments_before:  # nobody can read it from the processes afterwards
+            (surroundings.shared / SEGMENTS_RECORD).write_text("\n".join(sorted(segments_before)), encoding="utf-8")
         for target in targets:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(target.pid, signal.SIGKILL)

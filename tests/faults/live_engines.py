@@ -21,6 +21,20 @@ print("up", flush=True)
 sys.stdin.readline()
 print(mapped[-1], flush=True)
 """
+# Maps a segment of shared memory and keeps it, as an engine does with its message queues.
+SEGMENT_HOLDER = """
+import mmap, sys
+with open("/dev/shm/" + sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+print("up", flush=True)
+sys.stdin.readline()
+"""
+
+
+def segment_name(unique: object) -> str:
+    """Return a name of a segment as Python and vLLM give them."""
+    return f"psm_{unique}"
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ def engine() -> Iterator[Bare]:
 
 @pytest.fixture
 def surroundings(tmp_path: Path) -> Surroundings:
-    return Surroundings(live=tmp_path, other=tmp_path, work=tmp_path)
+    return Surroundings(live=tmp_path, other=tmp_path, work=tmp_path, shared=tmp_path)
 
 
 def test_the_kernel_kills_the_largest_process_of_a_container_that_is_squeezed(

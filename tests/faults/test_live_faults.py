@@ -6,6 +6,8 @@ import http.server
 import os
 import re
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +17,9 @@ from random import Random
 import psutil
 import pytest
 from damage_cases import Pair, contents
-from live_engines import READER, SLEEPER, ProcessAlone, running
+from live_engines import READER, SEGMENT_HOLDER, SLEEPER, ProcessAlone, running, segment_name
 
-from harness import faults
+from harness import faults, sweep
 from harness.checkpoint.copy import private_copy
 from harness.clock import poll_until
 from harness.engine.engine import EngineIdentity
@@ -26,6 +28,7 @@ from harness.engine.proc import FileId, find
 from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid
 from harness.faults import FAULTS, LaunchFault, LiveFault, PublishFault, loading, memory, process
 from harness.faults.fault import Struck, Surroundings
+from harness.label import SHARED_MEMORY, new_label, shared_memory_directory
 
 GIB = 1024**3
 LIVE_FAULTS = (
@@ -45,7 +48,7 @@ def served(pair: Pair, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def surroundings(served: Path, pair: Pair, tmp_path: Path) -> Surroundings:
-    return Surroundings(live=served, other=pair.alike, work=tmp_path)
+    return Surroundings(live=served, other=pair.alike, work=tmp_path, shared=tmp_path)
 
 
 def strike(fault: LiveFault, engine: object, surroundings: Surroundings) -> Struck:
@@ -144,6 +147,26 @@ def test_everything_is_killed_at_once(surroundings: Surroundings) -> None:
         assert struck.undone().proved
         with pytest.raises(FaultNotApplicable, match="has no all process"):
             strike(faults.killed_with_leftovers(), engine, surroundings)
+
+
+def test_the_segments_of_what_is_killed_are_known_to_a_sweep(surroundings: Surroundings) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", ""])
+    owner.wait(timeout=10)
+    label = replace(new_label(), owner_pid=owner.pid, owner_start_ticks=1)
+    shared = shared_memory_directory(label) / "scenario"
+    shared.mkdir(parents=True)
+    try:
+        with running(SEGMENT_HOLDER, segment_name(label)) as engine:
+            struck = strike(faults.killed_with_leftovers(), engine, replace(surroundings, shared=shared))
+            assert struck.injected.before["segments"] == [segment_name(label)]
+            assert (SHARED_MEMORY / segment_name(label)).exists()
+
+        assert sweep.end(label, docker=False).is_empty()
+
+        assert not (SHARED_MEMORY / segment_name(label)).exists()
+    finally:
+        (SHARED_MEMORY / segment_name(label)).unlink(missing_ok=True)
+        sweep.end(label, docker=False)
 
 
 def test_a_process_that_survives_is_no_proof(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
