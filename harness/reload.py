@@ -115,10 +115,11 @@ class InPlace:
         ended = self.service.ground.recorder.snapshot().last(EventKind.RELOAD_ENDED)
         seen = under_way.witness(begun_ns, now_ns() if ended is None else ended.at_ns)
         is_mixed = succeeded and seen.mixed > 0
+        unmixed = Answer.NEW if succeeded else Answer.OLD
         self._event(
             EventKind.CANARY_CHECKED,
             incarnation=engine.incarnation,
-            answer=Answer.NEITHER if is_mixed else Answer.NEW if succeeded else Answer.OLD,
+            answer=Answer.NEITHER if is_mixed else unmixed if seen.unmixed > 0 else Answer.AMBIGUOUS,
             difference_old=None,
             difference_new=None,
             because=seen.because if is_mixed else "",

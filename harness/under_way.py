@@ -50,6 +50,11 @@ class Witnessed:
     failed: int
     because: str  # the longest mixed one, in words; empty when none is
 
+    @property
+    def unmixed(self) -> int:
+        """Return how many at least met the reload and came whole from one checkpoint."""
+        return max(self.under_way - self.failed - self.mixed, 0)
+
     def as_json(self) -> dict[str, int | str]:
         """Return it for a history."""
         return {"under_way": self.under_way, "mixed": self.mixed, "failed": self.failed}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,10 @@ from harness.judge.claim import Claim, Context
 from harness.judge.claims import JUDGES
 from harness.judge.moments import Detection, Layer
 from harness.judge.verdict import Verdict
-from harness.observe.history import EventKind, History, load_history
+from harness.observe.history import EventKind, History, Recorder, load_history
+from harness.reload import InPlace
 from harness.scenario import Mode
+from harness.under_way import Witnessed
 from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, short
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -139,6 +143,25 @@ def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_pat
     stopped = seen.history.of(EventKind.ENGINE_STOPPED)[0].data
     assert (stopped["incarnation"], stopped["how"]) == ("old-1", "refused by the canary gate")
     assert seen.history.of(EventKind.REMEDY_ENDED)[0].data["completed"]
+
+
+@pytest.mark.parametrize(
+    ("under_way", "mixed", "failed", "answer"),
+    [(4, 0, 0, "new"), (4, 1, 0, "neither"), (0, 0, 0, "ambiguous"), (4, 0, 4, "ambiguous")],
+    ids=["whole", "mixed", "none under way", "all failed"],
+)
+def test_only_whole_answers_under_way_are_right(
+    tmp_path: Path, under_way: int, mixed: int, failed: int, answer: str
+) -> None:
+    recorder = Recorder(tmp_path / "history.jsonl")
+    service: Any = SimpleNamespace(ground=SimpleNamespace(recorder=recorder))
+    engine: Any = SimpleNamespace(incarnation="old-1")
+    seen = Witnessed(under_way=under_way, mixed=mixed, failed=failed, because="")
+    answers: Any = SimpleNamespace(witness=lambda *_: seen)
+    InPlace(service=service, rollout=SAFELY)._witness(engine, answers, 0, succeeded=True)
+    recorder.close()
+    [checked] = recorder.snapshot().of(EventKind.CANARY_CHECKED)
+    assert checked.data["answer"] == answer
 
 
 def test_faults_of_a_start_cannot_act_in_a_reload() -> None:

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 from harness.guards.canary import Answer
 from harness.judge.moments import struck_at_ns
-from harness.judge.reloads import FOREVER_NS, Expected, expected_answers, is_wrong, sent_ns
+from harness.judge.reloads import FOREVER_NS, Expected, expected_answers, is_wrong, sent_ns, tells_nothing_of_weights
 from harness.observe.history import EventKind, History, Request, RequestResult
 
 
@@ -127,7 +127,7 @@ def _canary_marks(history: History, incarnation: str, expected: Expected) -> lis
     struck_ns = _struck_while_serving_ns(history, incarnation)
     marks = []
     for event in history.of(EventKind.CANARY_CHECKED):
-        if event.data["incarnation"] == incarnation:
+        if event.data["incarnation"] == incarnation and not tells_nothing_of_weights(event):
             answer = event.data["answer"]
             mark = _mark(event.at_ns, event.at_ns, str(answer), expected)
             marks.append(replace(mark, rotation=event.data.get("rotation")))

@@ -28,7 +28,7 @@ def answers_unmixed(history: History, context: Context) -> Judgement:
             f'computed upon the keys and values of the older weights; "{worst.id}" has {len(worst.token_ns)} tokens',
             tuple(r.id for r in mixed[:5]),
         )
-    count = len(under_way) + sum(int(event.data["under_way"]) for event in witnesses)
+    count = len(under_way) + sum(max(event.data["under_way"] - event.data["failed"], 0) for event in witnesses)
     if not count:
         return Verdict.UNKNOWN, "no request was under way when the engine reloaded, so none could be mixed", ()
     return Verdict.HELD, f"none of {count} answers that were under way has tokens of both checkpoints", ()

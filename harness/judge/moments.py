@@ -13,7 +13,16 @@ from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.guards.canary import Answer
-from harness.judge.reloads import Expected, Reload, is_wrong, reloads, sent_ns, suspects, told_of_weights
+from harness.judge.reloads import (
+    Expected,
+    Reload,
+    is_wrong,
+    reloads,
+    sent_ns,
+    suspects,
+    tells_nothing_of_weights,
+    told_of_weights,
+)
 from harness.judge.reloads import expected_answers as expected_answers
 from harness.judge.reloads import is_right as is_right
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
@@ -175,7 +184,7 @@ def detection(history: History) -> Detection:
     checked = [
         event
         for event in history.of(EventKind.CANARY_CHECKED)
-        if suspected.get(event.data["incarnation"], end) <= event.at_ns < end
+        if suspected.get(event.data["incarnation"], end) <= event.at_ns < end and not tells_nothing_of_weights(event)
     ]
     seen = (*(request.id for request in right), *(event.id for event in checked))  # a wrong one would be a sign
     if len(seen) >= RIGHT_FOR_HARMLESS:
@@ -225,7 +234,7 @@ def _event_sign(event: Event, expected: dict[str, Expected]) -> list[Detection]:
                 sign, doubt="" if data["was_answered"] else "the reload got no answer: a slow machine looks the same"
             )
         ]
-    if event.kind is EventKind.CANARY_CHECKED:
+    if event.kind is EventKind.CANARY_CHECKED and not tells_nothing_of_weights(event):
         expects = expected.get(data["incarnation"])
         if expects is None or not expects.allows(data["answer"], event.at_ns, event.at_ns):
             why = f" ({data['because']})" if data.get("because") else ""

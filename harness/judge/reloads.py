@@ -92,6 +92,11 @@ def expected_answers(history: History) -> dict[str, Expected]:
     }
 
 
+def tells_nothing_of_weights(checked: Event) -> bool:
+    """Say whether a canary is of answers under way at a reload, none of them mixed: each may be of the older weights."""
+    return "under_way" in checked.data and checked.data["answer"] != Answer.NEITHER
+
+
 def told_of_weights(history: History) -> str:
     """Say what an engine's own checks of its weights were worth at a reload that succeeded; empty when nobody asked them."""
     for event in history.of(EventKind.RELOAD_ENDED):

@@ -154,16 +154,17 @@ def streamed(first_s: float, last_s: float) -> Request:
     return replace(request, token_ns=(round(first_s * S), round(last_s * S)))
 
 
-def witness(mixed: int) -> Event:
+def witness(mixed: int, *, failed: int = 0, at_s: float = 6) -> Event:
     return event(
-        6,
+        at_s,
         EventKind.CANARY_CHECKED,
         incarnation="old-1",
-        answer="new",
+        answer="neither" if mixed else "new",
         under_way=4,
         mixed=mixed,
-        failed=0,
+        failed=failed,
         because="2 of 4",
+        rotation=-2,
     )
 
 
@@ -174,11 +175,22 @@ def witness(mixed: int) -> Event:
         ([witness(2)], Verdict.BROKEN),
         ([streamed(5.15, 5.4), streamed(5.6, 5.9), witness(0)], Verdict.HELD),
         ([streamed(4.0, 4.5)], Verdict.UNKNOWN),
+        ([witness(0, failed=4)], Verdict.UNKNOWN),
     ],
-    ids=["a user's answer", "a witness", "none", "nothing under way"],
+    ids=["a user's answer", "a witness", "none", "nothing under way", "all failed"],
 )
 def test_answers_unmixed(more: Things, expected: Verdict) -> None:
     assert verdict(claims.answers_unmixed(), *before(), *reload(), *more, *ended()) is expected
+
+
+def test_answers_under_way_that_are_not_mixed_do_not_show_that_the_new_weights_arrived() -> None:
+    few = [*before(), *reload(), *after("new", count=4)]
+    assert detection(history(*few, canary(9, "old-1", "new"))).layer is Layer.HARMLESS
+    assert detection(history(*few, witness(0))).layer is Layer.NEVER
+    assert detection(history(*few, witness(2))).layer is Layer.CANARY
+    wrong = [*before(), *reload(), *after("neither"), *ended()]
+    assert exposure(history(*wrong, witness(0))) == exposure(history(*wrong))
+    assert exposure(history(*wrong)).upper > 0
 
 
 def test_answers_unmixed_knows_nothing_without_a_reload() -> None:
