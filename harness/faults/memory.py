@@ -6,7 +6,7 @@ allocation fails. A limit ends with the container or the process that has it. So
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +19,7 @@ from harness.engine.engine import Contained, Engine, EngineIdentity, Inspectable
 from harness.engine.proc import find
 from harness.errors import FaultNotApplicable, HarnessError, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown
+from harness.faults.process import Struckdown, has_ended
 
 HEADROOM_BYTES = 64 * 1024**2  # what a container is left above what it holds
 NEIGHBOUR_BYTES = 2 * HEADROOM_BYTES  # what is then asked for
@@ -51,12 +51,12 @@ class MemoryLimit:
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
         if isinstance(engine, Contained):
-            return self._squeeze_container(engine)
+            return self._squeeze_container(engine, engine.exit_code)
         if isinstance(engine, Inspectable):
             return self._squeeze_processes(engine.processes("all"))
         raise FaultNotApplicable(f'the memory of engine "{engine.incarnation}" cannot be limited')
 
-    def _squeeze_container(self, engine: Contained) -> Struck:
+    def _squeeze_container(self, engine: Contained, exit_code: Callable[[], int | None]) -> Struck:
         limit, held, kills = _memory_of(engine)
         lowered = held + HEADROOM_BYTES
         engine.limit_memory(lowered)
@@ -83,14 +83,17 @@ class MemoryLimit:
         )
 
         def restore() -> None:
-            with suppress(HarnessError):  # it is gone, and its limit with it
+            with suppress(HarnessError):  # gone with its limit, or Docker does not answer: the proof says which
                 engine.limit_memory(limit)
 
         def prove_end() -> Injected:
             try:
                 now_limit = _memory_of(engine)[0]
-            except HarnessError:
-                return self._injected(True, "the container is gone, and its limit with it", {}, {})
+            except HarnessError as error:
+                if has_ended(exit_code):
+                    return self._injected(True, "the container has ended, and its limit with it", {}, {})
+                because = f"the limit was lowered and may still be, the container runs as far as is known: {error}"
+                return self._injected(False, because, {}, {})
             return self._injected(now_limit == limit, f"the limit is {now_limit:,} bytes, it was {limit:,}", {}, {})
 
         return Struckdown(injected, lambda: injected, restore, prove_end)

@@ -19,13 +19,14 @@ from typing import Any, ClassVar
 from harness.clock import poll_until
 from harness.engine.engine import Engine, EngineIdentity, Inspectable, Killable, Pausable
 from harness.engine.proc import STOPPED, Proc, find
-from harness.errors import FaultNotApplicable, ScenarioInvalid, WaitExpired
+from harness.errors import FaultNotApplicable, HarnessError, ScenarioInvalid, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
 from harness.label import SEGMENTS_RECORD, SHARED_MEMORY
 
 ROLES = ("core", "server", "worker")
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
 ACT_LIMIT_S = 10.0
+END_SEEN_LIMIT_S = 3.0  # an engine in a container asks Docker once a second whether it has ended
 SEGMENTS = ("vllm_", "psm_", "sem.")
 
 
@@ -240,6 +241,14 @@ def _await(ask: Callable[[], bool], *, what: str) -> None:
     """Give what was done time to be seen; the proof says whether it was."""
     with suppress(WaitExpired):
         poll_until(lambda: True if ask() else None, what=what, limit_s=ACT_LIMIT_S, every_s=0.01)
+
+
+def has_ended(exit_code: Callable[[], int | None]) -> bool:
+    """Say whether an engine is known to have ended; one that cannot be asked, as by a Docker that hangs, is not."""
+    with suppress(WaitExpired, HarnessError):
+        poll_until(exit_code, what="the engine has ended", limit_s=END_SEEN_LIMIT_S, every_s=0.2)
+        return True
+    return False
 
 
 def _states(targets: Sequence[Proc]) -> dict[str, str]:

@@ -33,7 +33,8 @@ class Bare(ContainerEngine):
         self._exit_code = None
 
     def exit_code(self) -> int | None:
-        return None
+        self._container.reload()
+        return int(self._container.attrs["State"]["ExitCode"]) if self._container.status == "exited" else None
 
 
 @pytest.fixture

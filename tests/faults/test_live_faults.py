@@ -214,13 +214,20 @@ def test_a_limit_on_nothing_is_no_proof(surroundings: Surroundings) -> None:
 class Container(ProcessAlone):
     """A container by what it answers: its memory, its kills, what is free in its shared memory."""
 
-    __slots__ = ("asked", "free_kib", "is_stubborn", "kills", "limit")
+    __slots__ = ("asked", "code", "error", "free_kib", "is_stubborn", "kills", "limit")
 
     def __init__(self, *, is_stubborn: bool = False) -> None:
+        self.code: int | None = None
+        self.error: HarnessError | None = None
         self.limit, self.kills, self.free_kib, self.is_stubborn = 8 * GIB, 0, 1024, is_stubborn
         self.asked: list[tuple[str, ...]] = []
 
+    def exit_code(self) -> int | None:
+        return self.code
+
     def run_inside(self, *command: str) -> tuple[int, str]:
+        if self.error is not None:
+            raise self.error
         self.asked.append(command)
         text = " ".join(command)
         if "oom_kill" in text:
@@ -260,6 +267,23 @@ def test_a_limit_at_which_nothing_was_killed_is_no_proof(
     assert "0 before, 0 after" in struck.injected.because
 
 
+@pytest.mark.parametrize("fault", [faults.memory_limit(), faults.full_shared_memory()], ids=lambda fault: fault.name)
+def test_a_container_that_cannot_be_asked_is_undone_only_when_it_has_ended(
+    fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "END_SEEN_LIMIT_S", 0.1)
+    engine = Container()
+    struck = strike(fault, engine, surroundings)
+    engine.error = HarnessError("Docker did not answer within 60 s")
+    struck.finish(limit_s=0)
+    undone = struck.undone()
+    assert not undone.proved
+    assert "Docker did not answer within 60 s" in undone.because
+
+    engine.code = -9
+    assert struck.undone().proved
+
+
 # shared memory
 
 
@@ -271,6 +295,16 @@ def test_full_shared_memory_is_measured_and_emptied(surroundings: Surroundings) 
     assert not struck.undone().proved
     struck.finish(limit_s=0)
     assert struck.undone().proved
+
+
+@pytest.mark.parametrize(("free_kib", "proved"), [(1, False), (1019, False), (1020, True)])
+def test_shared_memory_of_which_a_part_is_free_again_is_not_undone(
+    free_kib: int, proved: bool, surroundings: Surroundings
+) -> None:
+    engine = Container()
+    struck = strike(faults.full_shared_memory(), engine, surroundings)
+    engine.free_kib = free_kib
+    assert struck.undone().proved is proved
 
 
 def test_shared_memory_that_is_not_full_is_no_proof(surroundings: Surroundings) -> None:
