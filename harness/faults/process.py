@@ -187,9 +187,11 @@ class KilledWithLeftovers:
         segments_before = _mapped_segments(targets)
         if segments_before:  # nobody can read it from the processes afterwards
             (surroundings.shared / SEGMENTS_RECORD).write_text("\n".join(sorted(segments_before)), encoding="utf-8")
-        for target in targets:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(target.pid, signal.SIGKILL)
+        _signal_all(targets, signal.SIGSTOP)  # else who is killed last removes what the others left
+        _await(
+            lambda: not any(t.is_running() and t.state() != STOPPED for t in targets), what="every process is frozen"
+        )
+        _signal_all(targets, signal.SIGKILL)
         _await(lambda: not any(target.is_running() for target in targets), what="every process has ended")
 
         def prove() -> Injected:
@@ -197,7 +199,7 @@ class KilledWithLeftovers:
             left = sorted(name for name in segments_before if (SHARED_MEMORY / name).exists())
             return _injected(
                 self,
-                bool(targets) and not alive,
+                bool(targets) and not alive and bool(left or not segments_before),
                 f"of {len(targets)} processes that ran {len(alive)} still do; left in {SHARED_MEMORY}: "
                 f"{', '.join(left) or 'nothing'}",
                 {"states": before, "segments": sorted(segments_before)},
@@ -237,6 +239,12 @@ def _signal(target: Proc, number: int) -> None:
         raise FaultNotApplicable(f"process {target.pid} cannot be signalled: {error.strerror}") from error
 
 
+def _signal_all(targets: Sequence[Proc], number: int) -> None:
+    for target in targets:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(target.pid, number)
+
+
 def _await(ask: Callable[[], bool], *, what: str) -> None:
     """Give what was done time to be seen; the proof says whether it was."""
     with suppress(WaitExpired):
@@ -264,13 +272,14 @@ def _listed(targets: Sequence[Proc]) -> str:
 
 
 def _mapped_segments(targets: Sequence[Proc]) -> set[str]:
-    """Return the names in shared memory that these processes have mapped."""
+    """Return the names in this machine's shared memory that these processes have mapped; a container has its own."""
     names = set()
     for target in targets:
         with suppress(OSError):
             for line in Path(f"/proc/{target.pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 name = line.partition(f" {SHARED_MEMORY}/")[2]
-                if name.startswith(SEGMENTS) and not name.endswith(" (deleted)"):
+                inode = line.split(maxsplit=5)[4]
+                if name.startswith(SEGMENTS) and (SHARED_MEMORY / name).stat().st_ino == int(inode):
                     names.add(name)
     return names
 

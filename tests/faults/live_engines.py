@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 SLEEPER = "import sys; print('up', flush=True); sys.stdin.readline()"
 # Maps a file, says so, waits for a line, and reads the last byte: SIGBUS when the file has been cut meanwhile.
 READER = """
@@ -30,6 +32,23 @@ with open("/dev/shm/" + sys.argv[1], "w+b") as file:
 print("up", flush=True)
 sys.stdin.readline()
 """
+# Its child removes the segment as soon as the parent, which maps it, has ended: so does Python's resource tracker.
+TIDY_FAMILY = """
+import mmap, os, sys
+path = "/dev/shm/" + sys.argv[1]
+with open(path, "w+b") as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    os.read(read, 1)
+    os.unlink(path)
+    os._exit(0)
+os.close(read)
+print("up", flush=True)
+sys.stdin.readline()
+"""
 
 
 def segment_name(unique: object) -> str:
@@ -43,6 +62,7 @@ class ProcessAlone:
 
     process: subprocess.Popen[str]
     is_deaf: bool = False
+    has_family: bool = False  # its children are its processes too
     incarnation: str = "old-1"
     endpoint: str = "http://127.0.0.1:9"  # nothing answers there
     log_path: Path = field(default_factory=lambda: Path("/nowhere"))
@@ -61,7 +81,10 @@ class ProcessAlone:
         return self.process.wait(timeout=10)
 
     def processes(self, role: str) -> tuple[int, ...]:
-        return (self.process.pid,) if self.process.poll() is None else ()
+        if self.process.poll() is not None:
+            return ()
+        children = psutil.Process(self.process.pid).children() if self.has_family else []
+        return (self.process.pid, *(child.pid for child in children))
 
     def kill(self, role: str, signal_number: int) -> int:
         if not self.is_deaf:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.server
 import os
 import re
+import signal
 import socketserver
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,7 +20,7 @@ from random import Random
 import psutil
 import pytest
 from damage_cases import Pair, contents
-from live_engines import READER, SEGMENT_HOLDER, SLEEPER, ProcessAlone, running, segment_name
+from live_engines import READER, SEGMENT_HOLDER, SLEEPER, TIDY_FAMILY, ProcessAlone, running, segment_name
 
 from harness import faults, sweep
 from harness.checkpoint.copy import private_copy
@@ -25,7 +28,7 @@ from harness.clock import poll_until
 from harness.engine.engine import EngineIdentity
 from harness.engine.launch import Launch
 from harness.engine.proc import FileId, find
-from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid
+from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid, WaitExpired
 from harness.faults import FAULTS, LaunchFault, LiveFault, PublishFault, loading, memory, process
 from harness.faults.fault import Struck, Surroundings
 from harness.label import SHARED_MEMORY, new_label, shared_memory_directory
@@ -79,14 +82,14 @@ def test_an_engine_that_cannot_be_looked_at_is_not_struck(surroundings: Surround
 # processes
 
 
-@pytest.mark.parametrize(("signal", "row"), [("SIGKILL", "M03"), ("SIGSEGV", "M08")])
-def test_killed_process_is_seen_to_be_gone(signal: str, row: str, surroundings: Surroundings) -> None:
-    fault = faults.killed_process("server", signal=signal)
+@pytest.mark.parametrize(("name", "row"), [("SIGKILL", "M03"), ("SIGSEGV", "M08")])
+def test_killed_process_is_seen_to_be_gone(name: str, row: str, surroundings: Surroundings) -> None:
+    fault = faults.killed_process("server", signal=name)
     with running(SLEEPER) as engine:
         struck = strike(fault, engine, surroundings)
         assert struck.injected.proved, struck.injected.because
         assert fault.fault_id == row
-        assert signal in struck.injected.because
+        assert name in struck.injected.because
         assert struck.injected.before["states"][str(engine.process.pid)] in "RS"
         assert struck.undone().proved
 
@@ -147,6 +150,45 @@ def test_everything_is_killed_at_once(surroundings: Surroundings) -> None:
         assert struck.undone().proved
         with pytest.raises(FaultNotApplicable, match="has no all process"):
             strike(faults.killed_with_leftovers(), engine, surroundings)
+
+
+def test_an_engine_that_tidies_up_behind_itself_is_no_proof_of_leftovers(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = segment_name(uuid.uuid4().hex)
+    kill = os.kill
+
+    def tidied(pid: int, number: int) -> None:
+        kill(pid, number)
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
+
+    monkeypatch.setattr(os, "kill", tidied)
+    with running(SEGMENT_HOLDER, name) as engine:
+        struck = strike(faults.killed_with_leftovers(), engine, surroundings)
+    assert not struck.injected.proved
+    assert struck.injected.because.endswith("left in /dev/shm: nothing")
+
+
+def test_who_would_tidy_up_is_killed_too(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = segment_name(uuid.uuid4().hex)
+    kill = os.kill
+
+    def with_time_between(pid: int, number: int) -> None:
+        kill(pid, number)
+        if number == signal.SIGKILL:
+            with suppress(WaitExpired):
+                poll_until(lambda: not (SHARED_MEMORY / name).exists() or None, what="tidied up", limit_s=0.5)
+
+    monkeypatch.setattr(os, "kill", with_time_between)
+    try:
+        with running(TIDY_FAMILY, name) as engine:
+            engine = replace(engine, has_family=True)
+            struck = strike(faults.killed_with_leftovers(), engine, surroundings)
+            assert len(struck.injected.before["states"]) == 2
+        assert struck.injected.proved, struck.injected.because
+        assert struck.injected.after["segments"] == [name]
+    finally:
+        (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def test_the_segments_of_what_is_killed_are_known_to_a_sweep(surroundings: Surroundings) -> None:
