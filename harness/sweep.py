@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import stat
@@ -193,14 +194,20 @@ def _remove_directory(directory: Path) -> None:
 def _unmount_below(directory: Path) -> None:
     """Take away what a fault mounted inside a directory of ours; only root can have mounted anything."""
     try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").strip("\n").split("\n")
     except OSError:
         return
-    places = [Path(line.split()[1].replace(r"\040", " ")) for line in lines]
+    directory = directory.resolve()  # the kernel names places without the links that lead to them
+    places = [Path(_unescaped(line.split(" ")[1])) for line in lines]
     for place in sorted((p for p in places if p != directory and p.is_relative_to(directory)), reverse=True):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = ["umount", "--lazy", str(place)]
             subprocess.run(command, capture_output=True, timeout=UNMOUNT_LIMIT_S, check=False)
+
+
+def _unescaped(text: str) -> str:
+    """Return a path of `/proc/self/mounts` as it is: there blank, tab, newline and backslash are octal numbers."""
+    return re.sub(r"\\(040|011|012|134)", lambda found: chr(int(found[1], 8)), text)
 
 
 def _open_up(name: str, *, inside: int | None = None) -> None:

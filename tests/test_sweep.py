@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,27 @@ def test_what_a_fault_mounted_goes_with_the_directory_of_its_run(label: RunLabel
 
     assert not work_directory(label).exists()
     assert str(inner) not in Path("/proc/self/mounts").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts anything")
+def test_what_is_mounted_goes_where_a_link_leads_to_and_whatever_its_name(
+    label: RunLabel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "link"))
+    inner = work_directory(label) / "a\tb\nc\\040 d\x0be"
+    inner.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(inner)], check=True, timeout=LIMIT_S)
+    try:
+        assert str(tmp_path) in Path("/proc/self/mounts").read_text()
+
+        assert sweep.end(label, limit_s=4.0, docker=False).is_empty()
+
+        assert not work_directory(label).exists()
+        assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    finally:
+        subprocess.run(["umount", "--lazy", str(inner)], capture_output=True, check=False, timeout=LIMIT_S)
 
 
 def test_label_survives_being_written_and_read() -> None:
