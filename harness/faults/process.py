@@ -26,6 +26,7 @@ from harness.label import SEGMENTS_RECORD, SHARED_MEMORY
 ROLES = ("core", "server", "worker")
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
 ACT_LIMIT_S = 10.0
+FREEZE_ALL_LIMIT_S = 1.0
 END_SEEN_LIMIT_S = 3.0  # an engine in a container asks Docker once a second whether it has ended
 SEGMENTS = ("vllm_", "psm_", "sem.")
 
@@ -128,14 +129,20 @@ class FrozenProcess:
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
         if not isinstance(engine, Pausable):
             raise FaultNotApplicable(f'engine "{engine.incarnation}" cannot be frozen')
-        targets = _processes(engine, "core")[:1]
-        before = _states(targets)
+        core, *workers = _processes(engine, "core")
+        free = [proc for proc in (core, *workers) if proc.state() != STOPPED]
+        states = _states((core, *workers))
         engine.pause()
-        _await(lambda: all(target.state() == STOPPED for target in targets), what="the core is frozen")
+        _await(lambda: core.state() == STOPPED, what="the core is frozen")
+        # Not every engine freezes its workers with the core.
+        limit_s = FREEZE_ALL_LIMIT_S if workers else 0.0
+        _await(lambda: all(proc.state() == STOPPED for proc in free), what="its workers are frozen", limit_s=limit_s)
+        targets = [proc for proc in free if proc.state() == STOPPED] or [core]
+        before = {str(target.pid): states[str(target.pid)] for target in targets}
 
         def prove() -> Injected:
             after = _states(targets)
-            is_frozen = bool(targets) and set(after.values()) == {STOPPED} and STOPPED not in before.values()
+            is_frozen = core in targets and set(after.values()) == {STOPPED} and STOPPED not in before.values()
             return _injected(
                 self,
                 is_frozen,
@@ -245,10 +252,11 @@ def _signal_all(targets: Sequence[Proc], number: int) -> None:
             os.kill(target.pid, number)
 
 
-def _await(ask: Callable[[], bool], *, what: str) -> None:
+def _await(ask: Callable[[], bool], *, what: str, limit_s: float | None = None) -> None:
     """Give what was done time to be seen; the proof says whether it was."""
+    limit_s = ACT_LIMIT_S if limit_s is None else limit_s
     with suppress(WaitExpired):
-        poll_until(lambda: True if ask() else None, what=what, limit_s=ACT_LIMIT_S, every_s=0.01)
+        poll_until(lambda: True if ask() else None, what=what, limit_s=limit_s, every_s=0.01)
 
 
 def has_ended(exit_code: Callable[[], int | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -92,10 +93,13 @@ class ProcessAlone:
         return self.process.pid
 
     def pause(self) -> None:
-        self.kill("core", signal.SIGSTOP)
+        if not self.is_deaf:
+            for pid in self.processes("core"):
+                os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        for pid in self.processes("core"):
+            os.kill(pid, signal.SIGCONT)
 
     def go_on(self) -> int:
         """Let it do what it waits with, and return how it ended."""

@@ -133,6 +133,51 @@ def test_frozen_process_is_stopped_and_runs_on_when_it_is_undone(surroundings: S
         assert engine.go_on() == 0
 
 
+class HalfResumed(ProcessAlone):
+    """An engine whose workers stay frozen."""
+
+    __slots__ = ()
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+def test_every_process_that_was_frozen_is_looked_at(surroundings: Surroundings) -> None:
+    with running(TIDY_FAMILY, segment_name(uuid.uuid4().hex)) as alone:
+        engine = replace(alone, has_family=True)
+        pids = [str(pid) for pid in engine.processes("core")]
+        assert len(pids) == 2
+
+        struck = strike(faults.frozen_process(), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert struck.injected.after["states"] == dict.fromkeys(pids, "T")
+        struck.finish(limit_s=0)
+        assert struck.undone().proved
+
+        try:
+            struck = strike(faults.frozen_process(), HalfResumed(alone.process, has_family=True), surroundings)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(process, "ACT_LIMIT_S", 0.1)
+                struck.finish(limit_s=0)
+            assert not struck.undone().proved
+        finally:
+            engine.resume()
+
+
+def test_workers_that_an_engine_does_not_freeze_are_no_part_of_the_proof(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "FREEZE_ALL_LIMIT_S", 0.1)
+    with running(TIDY_FAMILY, segment_name(uuid.uuid4().hex)) as alone:
+        engine = replace(alone, has_family=True)
+        monkeypatch.setattr(ProcessAlone, "pause", lambda self: self.process.send_signal(signal.SIGSTOP))
+        struck = strike(faults.frozen_process(), engine, surroundings)
+        assert struck.injected.proved, struck.injected.because
+        assert struck.injected.after["states"] == {str(alone.process.pid): "T"}
+        struck.finish(limit_s=0)
+        assert struck.undone().proved
+
+
 def test_an_engine_that_was_frozen_before_is_no_proof(surroundings: Surroundings) -> None:
     with running(SLEEPER) as engine:
         engine.pause()
