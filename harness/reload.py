@@ -20,6 +20,7 @@ from harness.engine.rollout import Pause, Rollout
 from harness.guards.canary import Answer, Golden
 from harness.guards.canary_pass import check_deep
 from harness.guards.engine_api import EngineApi
+from harness.judge.reloads import LAG_LIMIT_MS, reloads
 from harness.observe.history import EventKind
 from harness.service import CANARY_LIMIT_S, Service
 from harness.under_way import UnderWay
@@ -50,7 +51,7 @@ class InPlace:
         self._ask_deep(engine, Answer.OLD)
         under_way = self._begin_answers(engine) if self.wants_requests_under_way else None
         begun_ns = now_ns()
-        succeeded = self._reload(engine)
+        succeeded = self._reload(engine, under_way)
         if under_way is not None:
             self._witness(engine, under_way, begun_ns, succeeded=succeeded)
         expected = Answer.NEW if succeeded else Answer.OLD
@@ -64,7 +65,7 @@ class InPlace:
             return "the canary gate refused the reloaded engine"
         return "" if succeeded else "the engine refused the reload"
 
-    def _reload(self, engine: Engine) -> bool:
+    def _reload(self, engine: Engine, under_way: UnderWay | None) -> bool:
         rollout = self.rollout
         self._event(
             EventKind.RELOAD_STARTED,
@@ -76,7 +77,11 @@ class InPlace:
         api = self._api(engine)
         checksums = [api.checksums(), api.weight_info()] if self.wants_checksums else []
         calls = [] if rollout.pause is Pause.NONE else [api.pause(mode=rollout.pause)]
+        if under_way is not None and rollout.pause is Pause.WAIT:
+            under_way.settle(limit_s=LAG_LIMIT_MS / 1000)
+        called_ns = now_ns()
         reloaded = api.reload_weights()
+        call_ns = [called_ns, now_ns()]
         calls.append(reloaded)
         if rollout.resets_prefix_cache:
             calls.append(api.reset_prefix_cache())
@@ -93,6 +98,7 @@ class InPlace:
             was_answered=reloaded.status != 0,
             because=because,
             calls=[reply.as_json() for reply in calls],
+            call_ns=call_ns,
             weights=_compared(checksums),
         )
         self.service.look_after()
@@ -112,8 +118,8 @@ class InPlace:
 
     def _witness(self, engine: Engine, under_way: UnderWay, begun_ns: int, *, succeeded: bool) -> None:
         """Record what became of the answers that were under way."""
-        ended = self.service.ground.recorder.snapshot().last(EventKind.RELOAD_ENDED)
-        seen = under_way.witness(begun_ns, now_ns() if ended is None else ended.at_ns)
+        reload = reloads(self.service.ground.recorder.snapshot())[-1]
+        seen = under_way.witness(begun_ns, call_ns=reload.call_ns[0], after_ns=reload.after_ns)
         is_mixed = succeeded and seen.mixed > 0
         unmixed = Answer.NEW if succeeded else Answer.OLD
         self._event(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.clock import now_ns, poll_until
+from harness.clock import Deadline, now_ns, poll_until
 from harness.errors import WaitExpired
 from harness.guards.decoded import decode_body
 from harness.guards.engine_api import EngineApi
@@ -47,17 +47,23 @@ class Witnessed:
 
     under_way: int  # that had begun and not ended when the engine began to reload
     mixed: int
+    undecided: int  # whose last token came while the engine changed its weights
     failed: int
     because: str  # the longest mixed one, in words; empty when none is
 
     @property
     def unmixed(self) -> int:
         """Return how many at least met the reload and came whole from one checkpoint."""
-        return max(self.under_way - self.failed - self.mixed, 0)
+        return max(self.under_way - self.failed - self.mixed - self.undecided, 0)
 
     def as_json(self) -> dict[str, int | str]:
         """Return it for a history."""
-        return {"under_way": self.under_way, "mixed": self.mixed, "failed": self.failed}
+        return {
+            "under_way": self.under_way,
+            "mixed": self.mixed,
+            "undecided": self.undecided,
+            "failed": self.failed,
+        }
 
 
 class UnderWay:
@@ -80,17 +86,29 @@ class UnderWay:
         except WaitExpired:
             return
 
-    def witness(self, begun_ns: int, ended_ns: int) -> Witnessed:
-        """Wait for the answers, and look at which have tokens from before and from after a reload between these times."""
+    def settle(self, *, limit_s: float) -> None:
+        """Wait until every answer has ended here too, or the limit has passed: the engine may be ahead of us."""
+        deadline = Deadline.after(limit_s)
+        for stream in self._streams:
+            if stream.thread is not None:
+                stream.thread.join(deadline.remaining_s())
+
+    def witness(self, begun_ns: int, *, call_ns: int, after_ns: int) -> Witnessed:
+        """Wait for the answers, and look at which have tokens of both checkpoints.
+
+        `call_ns`: when the engine was told to change its weights; `after_ns`: since when tokens are of the other ones.
+        """
         for stream in self._streams:
             if stream.thread is not None:
                 stream.thread.join(END_LIMIT_S)
         under_way = [s for s in self._streams if s.token_ns and s.token_ns[0] < begun_ns and _last_ns(s) > begun_ns]
-        mixed = [s for s in under_way if not s.failed and _last_ns(s) > ended_ns]
+        whole = [s for s in under_way if not s.failed]
+        mixed = [s for s in whole if _last_ns(s) > after_ns]
+        undecided = [s for s in whole if call_ns <= _last_ns(s) <= after_ns]
         because = ""
         if mixed:
             longest = max(mixed, key=lambda s: len(s.tokens))
-            before = sum(at_ns < begun_ns for at_ns in longest.token_ns)
+            before = sum(at_ns < call_ns for at_ns in longest.token_ns)
             because = (
                 f"{len(mixed)} of {len(self._streams)} answers that were under way have tokens of both checkpoints, one of them "
                 f"{before} from before the reload and {len(longest.tokens) - before} since"
@@ -98,6 +116,7 @@ class UnderWay:
         return Witnessed(
             under_way=len(under_way),
             mixed=len(mixed),
+            undecided=len(undecided),
             failed=sum(bool(stream.failed) for stream in self._streams),
             because=because,
         )

@@ -12,14 +12,16 @@ import pytest
 from harness import Guard, Scenario, claims, faults, load, rollout
 from harness.engine.rollout import How
 from harness.errors import ScenarioInvalid
+from harness.guards.engine_api import EngineApi
 from harness.judge.claim import Claim, Context
 from harness.judge.claims import JUDGES
 from harness.judge.moments import Detection, Layer
+from harness.judge.reloads import reloads
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, Recorder, load_history
 from harness.reload import InPlace
 from harness.scenario import Mode
-from harness.under_way import Witnessed
+from harness.under_way import UnderWay, Witnessed, _Stream
 from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, short
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -81,6 +83,8 @@ def test_good_reloads_do_no_harm_and_share_one_engine_with_others_that_it_surviv
     assert "went on serving" in detected[2].because
     pause, *_, resume = histories[0].of(EventKind.RELOAD_ENDED)[0].data["calls"]
     assert (pause["call"], resume["call"]) == ("pause", "resume")
+    called = reloads(histories[0])[0]
+    assert called.started_ns < called.call_ns[0] < called.call_ns[1] < called.ended_ns < called.after_ns
 
 
 @pytest.mark.parametrize(
@@ -146,18 +150,45 @@ def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("under_way", "mixed", "failed", "answer"),
-    [(4, 0, 0, "new"), (4, 1, 0, "neither"), (0, 0, 0, "ambiguous"), (4, 0, 4, "ambiguous")],
-    ids=["whole", "mixed", "none under way", "all failed"],
+    ("last_ns", "is_failed", "expected"),
+    [
+        (19, False, (1, 0, 0, 0)),
+        (20, False, (1, 0, 1, 0)),
+        (30, False, (1, 0, 1, 0)),
+        (31, False, (1, 1, 0, 0)),
+        (31, True, (1, 0, 0, 1)),
+    ],
+)
+def test_answers_under_way_are_told_apart_by_their_last_token(
+    last_ns: int, is_failed: bool, expected: tuple[int, ...]
+) -> None:
+    answers = UnderWay(EngineApi(url="http://127.0.0.1:1", limit_s=1.0), "m", [], max_tokens=2)
+    stream = _Stream(prompt=(1,), tokens=[1, 2], token_ns=[5, last_ns], failed="reset" if is_failed else "")
+    answers._streams = [stream]
+    seen = answers.witness(10, call_ns=20, after_ns=30)
+    assert (seen.under_way, seen.mixed, seen.undecided, seen.failed) == expected
+
+
+@pytest.mark.parametrize(
+    ("under_way", "mixed", "undecided", "failed", "answer"),
+    [
+        (4, 0, 3, 0, "new"),
+        (4, 1, 0, 0, "neither"),
+        (0, 0, 0, 0, "ambiguous"),
+        (4, 0, 0, 4, "ambiguous"),
+        (4, 0, 4, 0, "ambiguous"),
+    ],
+    ids=["whole", "mixed", "none under way", "all failed", "all undecided"],
 )
 def test_only_whole_answers_under_way_are_right(
-    tmp_path: Path, under_way: int, mixed: int, failed: int, answer: str
+    tmp_path: Path, under_way: int, mixed: int, undecided: int, failed: int, answer: str
 ) -> None:
     recorder = Recorder(tmp_path / "history.jsonl")
+    recorder.event("operator", EventKind.RELOAD_STARTED, incarnation="old-1", expects="new")
     service: Any = SimpleNamespace(ground=SimpleNamespace(recorder=recorder))
     engine: Any = SimpleNamespace(incarnation="old-1")
-    seen = Witnessed(under_way=under_way, mixed=mixed, failed=failed, because="")
-    answers: Any = SimpleNamespace(witness=lambda *_: seen)
+    seen = Witnessed(under_way=under_way, mixed=mixed, undecided=undecided, failed=failed, because="")
+    answers: Any = SimpleNamespace(witness=lambda *_, **__: seen)
     InPlace(service=service, rollout=SAFELY)._witness(engine, answers, 0, succeeded=True)
     recorder.close()
     [checked] = recorder.snapshot().of(EventKind.CANARY_CHECKED)

@@ -28,7 +28,16 @@ def answers_unmixed(history: History, context: Context) -> Judgement:
             f'computed upon the keys and values of the older weights; "{worst.id}" has {len(worst.token_ns)} tokens',
             tuple(r.id for r in mixed[:5]),
         )
+    undecided = sum(any(r.incarnation == e.incarnation and _is_undecided(r, e) for e in done) for r in under_way)
+    undecided += sum(event.data.get("undecided", 0) for event in witnesses)
     count = len(under_way) + sum(max(event.data["under_way"] - event.data["failed"], 0) for event in witnesses)
+    if undecided:
+        return (
+            Verdict.UNKNOWN,
+            f"none of {count} answers that were under way certainly has tokens of both checkpoints, but {undecided} had their "
+            "last token while the engine changed its weights: nobody knows which computed it",
+            (),
+        )
     if not count:
         return Verdict.UNKNOWN, "no request was under way when the engine reloaded, so none could be mixed", ()
     return Verdict.HELD, f"none of {count} answers that were under way has tokens of both checkpoints", ()
@@ -39,7 +48,11 @@ def _is_around(request: Request, reload: Reload) -> bool:
 
 
 def _is_mixed(request: Request, reload: Reload) -> bool:
-    return request.token_ns[0] < reload.started_ns and request.token_ns[-1] > reload.ended_ns
+    return request.token_ns[0] < reload.call_ns[0] and request.token_ns[-1] > reload.after_ns
+
+
+def _is_undecided(request: Request, reload: Reload) -> bool:
+    return request.token_ns[0] < reload.call_ns[0] <= request.token_ns[-1] <= reload.after_ns
 
 
 def checksums_trusted(history: History, context: Context) -> Judgement:

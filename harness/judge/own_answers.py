@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from harness.judge.claim import Context, Judgement
 from harness.judge.moments import Window, expected_answers, fault_at_ns, is_right, requests_in
+from harness.judge.reloads import LAG_LIMIT_MS
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, RequestResult
-
-LAG_LIMIT_MS = 250.0  # beyond it the generator, not the engine, made the latency
 
 
 def faults_proved(history: History, context: Context) -> Judgement:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.clock import NS_PER_S
 from harness.guards.canary import Answer
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
 
 FOREVER_NS = 2**63
+WAITS = "wait"  # the pause in which the engine finishes what is under way
+LAG_LIMIT_MS = 250.0  # beyond it the generator, not the engine, made the latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,18 @@ class Reload:
     started_ns: int
     ended_ns: int  # for ever when its end was not recorded
     succeeded: bool
+    call_ns: tuple[int, int]  # of the call that changes the weights alone; the whole reload when that was not recorded
+    pause: str = ""
+
+    @property
+    def after_ns(self) -> int:
+        """Return since when a token that arrives was computed with other weights.
+
+        An engine that finished what was under way before it reloaded may have its last tokens stamped late.
+        """
+        if self.pause != WAITS:
+            return self.ended_ns
+        return max(self.ended_ns, self.call_ns[1] + round(LAG_LIMIT_MS / 1000 * NS_PER_S))
 
     def overlaps(self, sent_ns: int, ended_ns: int) -> bool:
         """Say whether something between these times may have met both checkpoints."""
@@ -71,12 +86,16 @@ def reloads(history: History) -> tuple[Reload, ...]:
 def _reload(start: Event, ends: Sequence[Event]) -> Reload:
     incarnation = start.data["incarnation"]
     end = next((e for e in ends if e.data["incarnation"] == incarnation and e.at_ns >= start.at_ns), None)
+    ended_ns = FOREVER_NS if end is None else end.at_ns
+    call_ns = (end.data.get("call_ns") if end is not None else None) or (start.at_ns, ended_ns)
     return Reload(
         incarnation=incarnation,
         expects=Answer(start.data["expects"]),
         started_ns=start.at_ns,
-        ended_ns=FOREVER_NS if end is None else end.at_ns,
+        ended_ns=ended_ns,
         succeeded=end is not None and bool(end.data["succeeded"]),
+        call_ns=(int(call_ns[0]), int(call_ns[1])),
+        pause=str(start.data.get("pause", "")),
     )
 
 

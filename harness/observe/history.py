@@ -78,7 +78,7 @@ class EventKind(StrEnum):
     ENGINE_READY = "engine_ready"  # incarnation, took_s
     ENGINE_NOT_READY = "engine_not_ready"  # incarnation, reason, exit_code, log_lines, log
     RELOAD_STARTED = "reload_started"  # incarnation, expects, resets_prefix_cache, pause
-    RELOAD_ENDED = "reload_ended"  # incarnation, succeeded, was_answered, because, calls, weights: what it says of them
+    RELOAD_ENDED = "reload_ended"  # incarnation, succeeded, was_answered, because, calls, call_ns (start, end), weights
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
     ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects

@@ -22,12 +22,14 @@ CONTEXT = Context(scenario="s", engine_label="reference-1")
 Things = list[Request | Event]
 
 
-def reload(at_s: float = 5.2, *, took_s: float = 0.3, succeeded: bool = True, **more: Any) -> Things:
+def reload(
+    at_s: float = 5.2, *, took_s: float = 0.3, succeeded: bool = True, pause: str = "none", **more: Any
+) -> Things:
     """Return publish and reload of the engine that serves."""
     return [
         event(5, EventKind.PUBLISH_STARTED, version="new", how="atomic"),
         event(5.1, EventKind.ROLLOUT_STARTED, how="reload"),
-        event(at_s, EventKind.RELOAD_STARTED, incarnation="old-1", expects="new"),
+        event(at_s, EventKind.RELOAD_STARTED, incarnation="old-1", expects="new", pause=pause),
         event(
             at_s + took_s,
             EventKind.RELOAD_ENDED,
@@ -173,7 +175,7 @@ def witness(mixed: int, *, failed: int = 0, at_s: float = 6) -> Event:
     [
         ([streamed(5.15, 5.9)], Verdict.BROKEN),
         ([witness(2)], Verdict.BROKEN),
-        ([streamed(5.15, 5.4), streamed(5.6, 5.9), witness(0)], Verdict.HELD),
+        ([streamed(5.15, 5.19), streamed(5.6, 5.9), witness(0)], Verdict.HELD),
         ([streamed(4.0, 4.5)], Verdict.UNKNOWN),
         ([witness(0, failed=4)], Verdict.UNKNOWN),
     ],
@@ -181,6 +183,37 @@ def witness(mixed: int, *, failed: int = 0, at_s: float = 6) -> Event:
 )
 def test_answers_unmixed(more: Things, expected: Verdict) -> None:
     assert verdict(claims.answers_unmixed(), *before(), *reload(), *more, *ended()) is expected
+
+
+@pytest.mark.parametrize(
+    ("pause", "last_s", "expected"),
+    [
+        ("none", 5.9, Verdict.HELD),
+        ("none", 6.1, Verdict.UNKNOWN),
+        ("none", 8.0, Verdict.UNKNOWN),
+        ("none", 8.25, Verdict.BROKEN),
+        ("wait", 5.9, Verdict.HELD),
+        ("wait", 8.0, Verdict.UNKNOWN),
+        ("wait", 8.25, Verdict.UNKNOWN),
+        ("wait", 8.4, Verdict.BROKEN),
+    ],
+)
+def test_an_answer_that_ended_while_the_weights_changed_is_undecided(
+    pause: str, last_s: float, expected: Verdict
+) -> None:
+    """The call that changes the weights goes from 6.0 to 8.1 s; generators may stamp tokens 250 ms late."""
+    rolled = reload(5.2, took_s=3.0, pause=pause, call_ns=[6 * S, round(8.1 * S)])
+    answers = [streamed(5.0, 5.1), streamed(5.3, 5.4), streamed(5.0, last_s)]
+    seen = history(*before(), *rolled, *answers, *ended())
+    [found] = [f for f in judge((claims.answers_unmixed(),), seen, CONTEXT) if f.claim == "answers_unmixed()"]
+    assert found.verdict is expected, found.because
+    if expected is Verdict.UNKNOWN:
+        assert "1 had their last token while the engine changed its weights" in found.because
+
+
+def test_witnesses_that_ended_while_the_weights_changed_are_undecided() -> None:
+    seen = replace(witness(0), data={**witness(0).data, "undecided": 1})
+    assert verdict(claims.answers_unmixed(), *before(), *reload(), seen, *ended()) is Verdict.UNKNOWN
 
 
 def test_answers_under_way_that_are_not_mixed_do_not_show_that_the_new_weights_arrived() -> None:

@@ -155,7 +155,7 @@ def test_reload_under_requests_is_refused_until_they_have_ended(live: Callable[.
     assert running.api.resume().is_ok
     asker.join(20)
     assert waiting, "a request that came while it was paused is answered"
-    seen = under_way.witness(0, 0)
+    seen = under_way.witness(0, call_ns=0, after_ns=0)
     assert seen.failed == 0
 
 
