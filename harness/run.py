@@ -84,7 +84,7 @@ class Run:
             self._stack.callback(self._end_left_overs)  # also after a second Ctrl-C in the middle of the clean-up
             for scratch in (self.work, self.shared):
                 scratch.mkdir(mode=0o711)  # engines of other users pass through, nobody else finds what is in it
-                self._stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+                self._stack.callback(sweep.remove_directory, scratch)
             self.site = EngineSite(
                 run_label=str(self.label),
                 log_directory=self.settings.results / name / "logs",
@@ -316,7 +316,7 @@ class Run:
     def _look_for_left_overs(self, ground: Ground, *scratch: Path) -> None:
         """Release the scenario's own directories and look for anything else that outlived it."""
         for path in scratch:
-            shutil.rmtree(path, ignore_errors=True)
+            sweep.remove_directory(path)
         left = sweep.find_of(self.label)
         kept = self._handover.parts()
         things = {

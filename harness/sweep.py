@@ -98,7 +98,7 @@ def end(label: RunLabel, *, limit_s: float = 10.0, settle_s: float = 0.0, docker
             _remove_from_docker(left.containers, left.networks)
         for directory in left.directories:
             segments.update(_recorded_segments(directory))
-            _remove_directory(directory)
+            remove_directory(directory)
         if not left.processes:  # whether Docker answers or not
             _unlink_unmapped(segments)
         if not left.is_empty():
@@ -179,7 +179,8 @@ def _is_own_directory(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _remove_directory(directory: Path) -> None:
+def remove_directory(directory: Path) -> None:
+    """Remove a run's own directory whatever the mode bits in it say, with what is mounted there."""
     if not _is_own_directory(directory):
         return
     _unmount_below(directory)

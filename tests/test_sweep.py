@@ -231,7 +231,7 @@ def test_a_link_to_a_foreign_directory_is_neither_listed_nor_followed(label: Run
     (work_directory(label) / "deeper").symlink_to(foreign / "inner")
     try:
         assert sweep.find_of(label, docker=False).directories == (work_directory(label),)
-        sweep._remove_directory(link)
+        sweep.remove_directory(link)
         assert sweep.end(label, docker=False).is_empty()
 
         assert not work_directory(label).exists()
@@ -247,7 +247,7 @@ def test_a_directory_of_somebody_else_stays(label: RunLabel, monkeypatch: pytest
     directory.mkdir(mode=0o500)
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        sweep._remove_directory(directory)
+        sweep.remove_directory(directory)
         assert sweep.find_of(label, docker=False).is_empty()
     assert directory.stat().st_mode & 0o777 == 0o500
     assert sweep.end(label, docker=False).is_empty()
