@@ -53,7 +53,7 @@ class MemoryLimit:
         if isinstance(engine, Contained):
             return self._squeeze_container(engine, engine.exit_code)
         if isinstance(engine, Inspectable):
-            return self._squeeze_processes(engine.processes("all"))
+            return self._squeeze_processes(engine.processes("all"), computing=engine.processes("core"))
         raise FaultNotApplicable(f'the memory of engine "{engine.incarnation}" cannot be limited')
 
     def _squeeze_container(self, engine: Contained, exit_code: Callable[[], int | None]) -> Struck:
@@ -98,7 +98,7 @@ class MemoryLimit:
 
         return Struckdown(injected, lambda: injected, restore, prove_end)
 
-    def _squeeze_processes(self, pids: tuple[int, ...]) -> Struck:
+    def _squeeze_processes(self, pids: tuple[int, ...], *, computing: tuple[int, ...]) -> Struck:
         before: dict[int, tuple[int, int]] = {}
         sizes: dict[int, int] = {}
         starts = {pid: find(pid) for pid in pids}
@@ -121,9 +121,11 @@ class MemoryLimit:
         def prove() -> Injected:
             after = limits()
             lowered = {str(pid): size for pid, size in sizes.items()}
+            limited = [pid for pid in computing if pid in before and _is_lower(after.get(str(pid)), before[pid][0])]
             return self._injected(
-                bool(after) and all(after[pid] == lowered[pid] for pid in after),
-                f"{len(after)} processes may map no more than the {sum(after.values()):,} bytes they had mapped",
+                bool(computing) and len(limited) == len(computing) and all(after[pid] == lowered[pid] for pid in after),
+                f"{len(after)} processes are limited to the {sum(after.values()):,} bytes they had mapped; of "
+                f"{len(computing)} that compute {len(limited)} are limited to less than before",
                 {"limits": {str(pid): soft for pid, (soft, _) in before.items()}, "mapped_bytes": lowered},
                 {"limits": after},
             )
@@ -146,6 +148,11 @@ class MemoryLimit:
         return Injected(
             fault=self.name, fault_id=self.fault_id, proved=proved, because=because, before=before, after=after
         )
+
+
+def _is_lower(limit: int | None, earlier: int) -> bool:
+    """Say whether a limit is lower than an earlier one, each as the kernel says it: a number or RLIM_INFINITY."""
+    return limit not in (None, psutil.RLIM_INFINITY) and (earlier == psutil.RLIM_INFINITY or limit < earlier)
 
 
 def _memory_of(engine: Contained) -> tuple[int, int, int]:

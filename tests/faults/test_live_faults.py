@@ -292,6 +292,26 @@ def test_processes_may_map_no_more_and_more_again_when_it_is_undone(surroundings
         assert not struck.state().proved
 
 
+def test_a_second_limit_that_lowers_nothing_is_no_proof(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        assert strike(faults.memory_limit(), engine, surroundings).injected.proved
+        again = strike(faults.memory_limit(), engine, surroundings)
+        assert not again.injected.proved
+        assert again.injected.because.endswith("of 1 that compute 0 are limited to less than before")
+
+
+def test_a_limit_on_others_than_the_process_that_computes_is_no_proof(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(SLEEPER) as engine, running(SLEEPER) as other:
+        monkeypatch.setattr(
+            ProcessAlone, "processes", lambda self, role: ((other if role == "all" else engine).process.pid,)
+        )
+        struck = strike(faults.memory_limit(), engine, surroundings)
+        assert not struck.injected.proved
+        assert "1 processes are limited to the" in struck.injected.because
+
+
 def test_a_limit_on_nothing_is_no_proof(surroundings: Surroundings) -> None:
     with running(SLEEPER) as engine:
         engine.stop()
