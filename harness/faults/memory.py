@@ -51,18 +51,22 @@ class MemoryLimit:
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
         if isinstance(engine, Contained):
-            return self._squeeze_container(engine, engine.exit_code)
+            pids = engine.processes("all") if isinstance(engine, Inspectable) else ()
+            return self._squeeze_container(engine, pids, engine.exit_code)
         if isinstance(engine, Inspectable):
             return self._squeeze_processes(engine.processes("all"), computing=engine.processes("core"))
         raise FaultNotApplicable(f'the memory of engine "{engine.incarnation}" cannot be limited')
 
-    def _squeeze_container(self, engine: Contained, exit_code: Callable[[], int | None]) -> Struck:
+    def _squeeze_container(
+        self, engine: Contained, pids: tuple[int, ...], exit_code: Callable[[], int | None]
+    ) -> Struck:
+        own = [proc for pid in pids if (proc := find(pid)) is not None and proc.is_running()]
         limit, held, kills = _memory_of(engine)
         lowered = held + HEADROOM_BYTES
         engine.limit_memory(lowered)
         # Who starts next beside the engine asks for more than is left: the kernel ends the largest process.
         code, _ = engine.run_inside("python3", "-c", f"x = b'x' * {NEIGHBOUR_BYTES}")
-        seen: dict[str, int] = {"limit_bytes": lowered, "oom_kills": kills}
+        seen: dict[str, int] = {"limit_bytes": lowered, "oom_kills": kills, "own_ended": 0}
 
         def killed() -> bool | None:
             with suppress(HarnessError):  # when the container has ended, only Docker can be asked
@@ -70,14 +74,19 @@ class MemoryLimit:
                 seen.update(limit_bytes=now_limit, held_bytes=now_held, oom_kills=now_kills)
             if seen["oom_kills"] == kills and engine.ended_for_memory():
                 seen["oom_kills"] = kills + 1
-            return True if seen["oom_kills"] > kills else None
+            # The kernel may as well have killed the neighbour alone.
+            seen["own_ended"] = sum(not proc.is_running() for proc in own) or int(exit_code() is not None)
+            return True if seen["oom_kills"] > kills and seen["own_ended"] else None
 
         with suppress(WaitExpired, HarnessError):
-            poll_until(killed, what="the kernel has killed for want of memory", limit_s=KILL_LIMIT_S, every_s=0.2)
+            poll_until(
+                killed, what="the kernel has killed of the engine for want of memory", limit_s=KILL_LIMIT_S, every_s=0.2
+            )
         injected = self._injected(
-            seen["oom_kills"] > kills,
+            seen["oom_kills"] > kills and seen["own_ended"] > 0,
             f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
-            f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, {seen['oom_kills']} after",
+            f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, {seen['oom_kills']} after; of the engine's own processes "
+            f"{seen['own_ended']} ended",
             {"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
             {**seen, "neighbour_exit_code": code},
         )

@@ -321,9 +321,12 @@ def test_a_limit_on_nothing_is_no_proof(surroundings: Surroundings) -> None:
 class Container(ProcessAlone):
     """A container by what it answers: its memory, its kills, what is free in its shared memory."""
 
-    __slots__ = ("asked", "code", "error", "free_kib", "is_stubborn", "kills", "limit")
+    __slots__ = ("asked", "code", "error", "free_kib", "holder", "is_stubborn", "kills", "kills_neighbour", "limit")
 
-    def __init__(self, *, is_stubborn: bool = False) -> None:
+    def __init__(
+        self, *, is_stubborn: bool = False, kills_neighbour: bool = False, holder: ProcessAlone | None = None
+    ) -> None:
+        self.kills_neighbour, self.holder = kills_neighbour, holder
         self.code: int | None = None
         self.error: HarnessError | None = None
         self.limit, self.kills, self.free_kib, self.is_stubborn = 8 * GIB, 0, 1024, is_stubborn
@@ -331,6 +334,9 @@ class Container(ProcessAlone):
 
     def exit_code(self) -> int | None:
         return self.code
+
+    def processes(self, role: str) -> tuple[int, ...]:
+        return () if self.holder is None else (self.holder.process.pid,)
 
     def run_inside(self, *command: str) -> tuple[int, str]:
         if self.error is not None:
@@ -342,7 +348,12 @@ class Container(ProcessAlone):
         if "df -k" in text:
             return 0, str(self.free_kib)
         if not self.is_stubborn:
-            self.kills += "python3" in text
+            if "python3" in text:
+                self.kills += 1
+                if self.holder is not None and not self.kills_neighbour:
+                    self.holder.stop()
+                elif not self.kills_neighbour:
+                    self.code = -9
             self.free_kib = 0 if "dd if=" in text else 1024 if "rm -f" in text else self.free_kib
         return 0, ""
 
@@ -374,6 +385,19 @@ def test_a_limit_at_which_nothing_was_killed_is_no_proof(
     assert "0 before, 0 after" in struck.injected.because
 
 
+@pytest.mark.parametrize("kills_neighbour", [True, False])
+def test_a_limit_is_proved_where_one_of_the_engines_own_processes_ended(
+    kills_neighbour: bool, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "KILL_LIMIT_S", 0.5)
+    with running(SLEEPER) as holder:
+        engine = Container(kills_neighbour=kills_neighbour, holder=holder)
+        struck = strike(faults.memory_limit(), engine, surroundings)
+    assert struck.injected.proved is not kills_neighbour, struck.injected.because
+    assert struck.injected.after["oom_kills"] == 1
+    assert f"of the engine's own processes {int(not kills_neighbour)} ended" in struck.injected.because
+
+
 @pytest.mark.parametrize("fault", [faults.memory_limit(), faults.full_shared_memory()], ids=lambda fault: fault.name)
 def test_a_container_that_cannot_be_asked_is_undone_only_when_it_has_ended(
     fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
@@ -381,6 +405,7 @@ def test_a_container_that_cannot_be_asked_is_undone_only_when_it_has_ended(
     monkeypatch.setattr(process, "END_SEEN_LIMIT_S", 0.1)
     engine = Container()
     struck = strike(fault, engine, surroundings)
+    engine.code = None
     engine.error = HarnessError("Docker did not answer within 60 s")
     struck.finish(limit_s=0)
     undone = struck.undone()
