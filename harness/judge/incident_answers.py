@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.clock import seconds_between
 from harness.judge.claim import Context, Judgement
-from harness.judge.moments import HTTP_OK, load_span, remedy_at_ns, struck_at_ns
+from harness.judge.health import HTTP_OK, bad_health, is_probe, told_of_health
+from harness.judge.moments import load_span, remedy_at_ns, struck_at_ns
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History
 
@@ -19,17 +20,19 @@ def health_told(history: History, context: Context, within_s: float) -> Judgemen
     incarnation, struck_ns = next(iter(struck.items()))
     remedy_ns, span = remedy_at_ns(history), load_span(history)
     until_ns = remedy_ns if remedy_ns is not None else span[1] if span is not None else struck_ns
-    about = [
-        event
-        for event in history.of(EventKind.HEALTH, EventKind.ENGINE_DIED)
-        if event.data["incarnation"] == incarnation and struck_ns <= event.at_ns < until_ns
-    ]
-    bad = next((e for e in about if e.kind is EventKind.ENGINE_DIED or e.data["status"] != HTTP_OK), None)
+    about = told_of_health(history, incarnation, since=struck_ns, until=until_ns)
+    counted = bad_health(about)
+    bad = next((e for e in about if not is_probe(e) or e in counted), None)
+    alone = [e for e in about if is_probe(e) and e not in counted and e.data["status"] != HTTP_OK]
     watched_s = seconds_between(struck_ns, until_ns)
     if bad is None and watched_s < within_s:
         return Verdict.UNKNOWN, f"`/health` was watched for {watched_s:.1f} s, too short for {within_s:g} s", ()
+    if bad is None and about and about[-1] in alone and seconds_between(struck_ns, about[-1].at_ns) <= within_s:
+        said = "the last probe of `/health` got no answer, and no other followed that could say whether the engine was slow or gone"
+        return Verdict.UNKNOWN, said, (about[-1].id,)
     if bad is None:
         said = f"`/health` said {HTTP_OK} all the {watched_s:.1f} s after the engine was struck, claimed bad within {within_s:g} s"
+        said += f"; single probes among good ones that got no answer: {len(alone)}" if alone else ""
         return Verdict.BROKEN, said, tuple(event.id for event in about[-1:])
     after_s = seconds_between(struck_ns, bad.at_ns)
     seen = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.clock import NS_PER_S
 from harness.guards.canary import Answer
+from harness.judge.health import bad_health, told_of_health
 from harness.judge.reloads import (
     Expected,
     Reload,
@@ -31,7 +32,6 @@ AFTERMATH_CHARACTERS_MAX = 160
 RIGHT_IN_A_ROW = 3  # canaries that must be right, one after the other, before service counts as recovered
 WITNESSES_S = 3.0  # how much later than the first sign of an incident a cheaper one still counts
 RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
-HTTP_OK = 200
 
 
 class Layer(StrEnum):
@@ -326,14 +326,13 @@ def _first_witness(signs: Sequence[Detection]) -> Detection:
 
 def _incident_signs(history: History, incarnation: str, *, since: int, until: int) -> list[Detection]:
     """Return the signs that whoever runs an engine sees without asking it for an answer: its health and its exit code."""
-    signs = []
-    for event in history.of(EventKind.HEALTH, EventKind.ENGINE_DIED):
-        if event.data["incarnation"] != incarnation or not since <= event.at_ns < until:
-            continue
-        if event.kind is EventKind.HEALTH and event.data["status"] != HTTP_OK:
-            status = event.data["status"] or "no answer"
-            signs.append(_sign(Layer.HEALTH, event, f"`/health` of the struck engine was bad: {status}"))
-        elif event.kind is EventKind.ENGINE_DIED and event.data.get("exit_code"):
+    told = told_of_health(history, incarnation, since=since, until=until)
+    signs = [
+        _sign(Layer.HEALTH, event, f"`/health` of the struck engine was bad: {event.data['status'] or 'no answer'}")
+        for event in bad_health(told)
+    ]
+    for event in told:
+        if event.kind is EventKind.ENGINE_DIED and event.data.get("exit_code"):
             code = event.data["exit_code"]
             signs.append(_sign(Layer.EXIT, event, f"the struck engine ended with exit code {code}"))
     return signs

@@ -87,7 +87,7 @@ class EventKind(StrEnum):
     REMEDY_STARTED = "remedy_started"  # what
     REMEDY_ENDED = "remedy_ended"  # what, completed, because
     RECOVERY_SEEN = "recovery_seen"  # what the runner acted upon
-    HEALTH = "health"  # incarnation, status (0: no answer), took_ms
+    HEALTH = "health"  # incarnation, status (0: no answer), refused, took_ms
     LOG_LINE = "log_line"  # incarnation, class, line
     METRICS = "metrics"  # incarnation, values
     CONTAINER = "container"  # incarnation, action, attributes

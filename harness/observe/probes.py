@@ -17,6 +17,7 @@ from harness.observe.host import HostSampler
 from harness.observe.metrics import scrape
 
 NO_ANSWER = 0
+TELLING_UNANSWERED = 2  # probes in a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,35 +169,47 @@ class Observers:
 
 
 class _HealthWatch:
-    """Writes the health of one engine when it changes, and now and then when it does not."""
+    """Writes the health of one engine when it changes, and now and then when it does not.
+
+    The second probe in a row without an answer is always written: one alone tells nothing.
+    """
 
     def __init__(self, recorder: Recorder, target: _Target, limits: ObserverLimits) -> None:
         self._recorder = recorder
         self._target = target
         self._limits = limits
         self._status: int | None = None
+        self._unanswered = 0  # in a row
         self._written_ns = 0
 
     def look(self) -> None:
         asked_ns = now_ns()
-        status = health_status(self._target.endpoint, limit_s=self._limits.health_limit_s)
+        status, refused = health_probe(self._target.endpoint, limit_s=self._limits.health_limit_s)
+        self._unanswered = self._unanswered + 1 if status == NO_ANSWER else 0
         is_due = seconds_between(self._written_ns, now_ns()) >= self._limits.health_repeat_s
-        if status == self._status and not is_due:
+        if status == self._status and not is_due and self._unanswered != TELLING_UNANSWERED:
             return
         took_ms = round(seconds_between(asked_ns, now_ns()) * 1000, 2)
-        if self._target.record(self._recorder, "health", EventKind.HEALTH, status=status, took_ms=took_ms):
+        if self._target.record(
+            self._recorder, "health", EventKind.HEALTH, status=status, refused=refused, took_ms=took_ms
+        ):
             self._status, self._written_ns = status, now_ns()
 
 
 def health_status(endpoint: str, *, limit_s: float) -> int:
     """Ask `/health` once, without retries; return the HTTP status, or 0 when nothing answers within the limit."""
+    return health_probe(endpoint, limit_s=limit_s)[0]
+
+
+def health_probe(endpoint: str, *, limit_s: float) -> tuple[int, bool]:
+    """Ask as `health_status` does; return the status too, and whether the connection was refused."""
     parts = urlsplit(endpoint)
     connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = connection_type(parts.hostname or "", parts.port, timeout=limit_s)
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}/health")
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return NO_ANSWER
+        return connection.getresponse().status, False
+    except (OSError, http.client.HTTPException) as error:
+        return NO_ANSWER, isinstance(error, ConnectionRefusedError)
     finally:
         connection.close()

@@ -22,8 +22,8 @@ def struck(at_s: float = 5.0) -> list[Request | Event]:
     ]
 
 
-def health(at_s: float, status: int, incarnation: str = "old-1") -> Event:
-    return event(at_s, EventKind.HEALTH, incarnation=incarnation, status=status, took_ms=1.0)
+def health(at_s: float, status: int, incarnation: str = "old-1", *, refused: bool = False) -> Event:
+    return event(at_s, EventKind.HEALTH, incarnation=incarnation, status=status, refused=refused, took_ms=1.0)
 
 
 def died(at_s: float, code: int) -> Event:
@@ -75,7 +75,13 @@ def test_a_canary_that_comes_much_later_than_the_client_noticed_nothing_first() 
     ("more", "layer"),
     [
         ((health(7.0, 503),), Layer.HEALTH),
-        ((health(7.0, 0),), Layer.HEALTH),
+        ((health(6.5, 0), health(7.0, 0)), Layer.HEALTH),
+        ((health(7.0, 0), health(7.2, 503)), Layer.HEALTH),
+        ((health(7.0, 0, refused=True), health(7.2, 200)), Layer.HEALTH),
+        ((died(6.9, 0), health(7.0, 0)), Layer.HEALTH),
+        ((health(7.0, 0), died(7.1, 0)), Layer.HEALTH),
+        ((health(6.8, 200), health(7.0, 0), health(7.2, 200)), Layer.CLIENT),
+        ((health(7.0, 0),), Layer.CLIENT),
         ((died(7.0, -9),), Layer.EXIT),
         ((health(6.5, 503), died(7.0, -9)), Layer.EXIT),
         ((health(6.5, 503), died(7.0, 0)), Layer.HEALTH),
@@ -149,6 +155,31 @@ def test_a_wrong_answer_of_a_struck_engine_is_one() -> None:
 def test_health_has_to_be_bad_in_time(more: tuple[Event, ...], verdict: Verdict) -> None:
     found, because = judged(claims.health_told(within_s=5.0), history(*FROZEN, *more, *restarted(), *ended()))
     assert found is verdict, because
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "said"),
+    [
+        ((health(7.0, 0), health(7.3, 200), health(11.0, 200)), Verdict.BROKEN, "no answer: 1"),
+        ((health(7.0, 0), health(7.3, 0), health(7.6, 200)), Verdict.HELD, "said nothing 2.00 s"),
+        ((health(7.0, 0, refused=True), health(7.3, 200)), Verdict.HELD, "said nothing 2.00 s"),
+        ((health(7.0, 0),), Verdict.UNKNOWN, "no other followed"),
+        ((health(11.9, 0),), Verdict.BROKEN, "single"),
+    ],
+)
+def test_one_probe_without_an_answer_tells_nothing(more: tuple[Event, ...], verdict: Verdict, said: str) -> None:
+    found, because = judged(claims.health_told(within_s=5.0), history(*FROZEN, *more, *restarted(), *ended()))
+    assert found is verdict, because
+    assert said in because
+
+
+def test_a_status_of_an_earlier_release_lasts_until_another_is_written() -> None:
+    lasting = Event(
+        id="e9", at_ns=7 * S, source="health", kind=EventKind.HEALTH, data={"incarnation": "old-1", "status": 0}
+    )
+    assert judged(claims.health_told(within_s=5.0), history(*FROZEN, lasting, *restarted()))[0] is Verdict.HELD
+    again = health(7.2, 200)
+    assert judged(claims.health_told(within_s=5.0), history(*FROZEN, lasting, again, *restarted()))[0] is Verdict.BROKEN
 
 
 def test_health_watched_for_too_short_a_time_is_unknown() -> None:

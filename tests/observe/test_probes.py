@@ -9,7 +9,7 @@ import pytest
 from harness.clock import Deadline, poll_until
 from harness.observe.gpu import GpuSample, NoGpu
 from harness.observe.history import EventKind, Recorder
-from harness.observe.probes import ObserverLimits, Observers, health_status
+from harness.observe.probes import ObserverLimits, Observers, health_probe, health_status
 
 FAST = ObserverLimits(
     health_every_s=0.02,
@@ -80,7 +80,7 @@ def test_an_engine_that_is_gone_or_frozen_has_status_0(recorder, stand) -> None:
         observers.watch(stand.endpoint, "frozen-1")
         seen(recorder, EventKind.HEALTH)
         stand.hold.set()
-        assert [entry["status"] for entry in seen(recorder, EventKind.HEALTH, at_least=2)] == [200, 0]
+        assert [entry["status"] for entry in seen(recorder, EventKind.HEALTH, at_least=3)] == [200, 0, 0]
     assert recorder.snapshot().of(EventKind.OBSERVER_FAILED) == ()
 
 
@@ -89,6 +89,14 @@ def test_health_is_asked_without_retries(stand) -> None:
     assert health_status(stand.endpoint, limit_s=1.0) == 500
     assert len(stand.asked) == 1
     assert health_status("http://127.0.0.1:1", limit_s=0.5) == 0
+
+
+def test_a_refused_connection_is_told_from_silence(stand) -> None:
+    assert health_probe("http://127.0.0.1:1", limit_s=0.5) == (0, True)
+    stand.hold.set()
+    assert health_probe(stand.endpoint, limit_s=0.1) == (0, False)
+    stand.hold.clear()
+    assert health_probe(stand.endpoint, limit_s=1.0) == (200, False)
 
 
 def test_metrics_are_written_under_their_short_names(recorder, stand) -> None:
