@@ -70,15 +70,19 @@ class ChangedWhileLoading:
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
         before = {"size_bytes": path.stat().st_size, "blake3": _digest(path)}
         file = FileId.of(path)
-        holder = _await_holder(engine, file)
         how_held = ""
-        if holder is not None:
-            with _frozen(holder):
-                how_held = "mapped" if holder.maps(file) else "open" if holder.has_open(file) else "no longer"
-                if self.how == "cut":
-                    os.truncate(path, KEPT_BYTES)
-                else:
-                    _write_over(other, path)
+        try:
+            holder = _await_holder(engine, file)
+            if holder is not None:
+                with _frozen(holder):
+                    how_held = "mapped" if holder.maps(file) else "open" if holder.has_open(file) else "no longer"
+                    if self.how == "cut":
+                        os.truncate(path, KEPT_BYTES)
+                    else:
+                        _write_over(other, path)
+        except BaseException:
+            os.replace(whole, path)
+            raise
 
         def prove() -> Injected:
             after = {"size_bytes": path.stat().st_size, "blake3": _digest(path), "held": how_held}

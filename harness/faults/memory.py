@@ -63,9 +63,6 @@ class MemoryLimit:
         own = [proc for pid in pids if (proc := find(pid)) is not None and proc.is_running()]
         limit, held, kills = _memory_of(engine)
         lowered = held + HEADROOM_BYTES
-        engine.limit_memory(lowered)
-        # Who starts next beside the engine asks for more than is left: the kernel ends the largest process.
-        code, _ = engine.run_inside("python3", "-c", f"x = b'x' * {NEIGHBOUR_BYTES}")
         seen: dict[str, int] = {"limit_bytes": lowered, "oom_kills": kills, "own_ended": 0}
 
         def killed() -> bool | None:
@@ -78,22 +75,32 @@ class MemoryLimit:
             seen["own_ended"] = sum(not proc.is_running() for proc in own) or int(exit_code() is not None)
             return True if seen["oom_kills"] > kills and seen["own_ended"] else None
 
-        with suppress(WaitExpired, HarnessError):
-            poll_until(
-                killed, what="the kernel has killed of the engine for want of memory", limit_s=KILL_LIMIT_S, every_s=0.2
-            )
-        injected = self._injected(
-            seen["oom_kills"] > kills and seen["own_ended"] > 0,
-            f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
-            f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, {seen['oom_kills']} after; of the engine's own processes "
-            f"{seen['own_ended']} ended",
-            {"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
-            {**seen, "neighbour_exit_code": code},
-        )
-
         def restore() -> None:
             with suppress(HarnessError):  # gone with its limit, or Docker does not answer: the proof says which
                 engine.limit_memory(limit)
+
+        try:
+            engine.limit_memory(lowered)
+            # Who starts next beside the engine asks for more than is left: the kernel ends the largest process.
+            code, _ = engine.run_inside("python3", "-c", f"x = b'x' * {NEIGHBOUR_BYTES}")
+            with suppress(WaitExpired, HarnessError):
+                poll_until(
+                    killed,
+                    what="the kernel has killed of the engine for want of memory",
+                    limit_s=KILL_LIMIT_S,
+                    every_s=0.2,
+                )
+        except BaseException:
+            restore()
+            raise
+        injected = self._injected(
+            seen["oom_kills"] > kills and seen["own_ended"] > 0,
+            f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
+            f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, "
+            f"{seen['oom_kills']} after; of the engine's own processes {seen['own_ended']} ended",
+            {"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
+            {**seen, "neighbour_exit_code": code},
+        )
 
         def prove_end() -> Injected:
             try:

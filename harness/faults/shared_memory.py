@@ -43,10 +43,19 @@ class FullSharedMemory:
         if not isinstance(engine, Contained):
             raise FaultNotApplicable(f'engine "{engine.incarnation}" has no /dev/shm of its own')
         before = _free_shared_memory(engine)
-        engine.run_inside(
-            "sh", "-c", f"dd if=/dev/zero of={FILLER} bs=65536 2>/dev/null; dd if=/dev/zero bs=512 >>{FILLER}"
-        )
-        after = _free_shared_memory(engine)
+
+        def empty() -> None:
+            with suppress(HarnessError):  # gone with its memory, or Docker does not answer: the proof says which
+                engine.run_inside("rm", "-f", FILLER)
+
+        try:
+            engine.run_inside(
+                "sh", "-c", f"dd if=/dev/zero of={FILLER} bs=65536 2>/dev/null; dd if=/dev/zero bs=512 >>{FILLER}"
+            )
+            after = _free_shared_memory(engine)
+        except BaseException:
+            empty()
+            raise
 
         def injected(is_proved: bool, because: str) -> Injected:
             facts = {"free_bytes": before}, {"free_bytes": after}
@@ -58,10 +67,6 @@ class FullSharedMemory:
                 before=facts[0],
                 after=facts[1],
             )
-
-        def empty() -> None:
-            with suppress(HarnessError):  # gone with its memory, or Docker does not answer: the proof says which
-                engine.run_inside("rm", "-f", FILLER)
 
         def prove_end() -> Injected:
             try:

@@ -416,6 +416,23 @@ def test_a_container_that_cannot_be_asked_is_undone_only_when_it_has_ended(
     assert struck.undone().proved
 
 
+@pytest.mark.parametrize("error", [HarnessError("exec failed"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_limit_is_raised_again_when_the_strike_ends_in_the_middle(
+    error: BaseException, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_inside(self: Container, *command: str) -> tuple[int, str]:
+        if "python3" in command:
+            assert self.limit < 8 * GIB
+            raise error
+        return 0, f"{self.limit}\n{GIB}\n0"
+
+    monkeypatch.setattr(Container, "run_inside", run_inside)
+    engine = Container()
+    with pytest.raises(type(error)):
+        strike(faults.memory_limit(), engine, surroundings)
+    assert engine.limit == 8 * GIB
+
+
 # shared memory
 
 
@@ -437,6 +454,24 @@ def test_shared_memory_of_which_a_part_is_free_again_is_not_undone(
     struck = strike(faults.full_shared_memory(), engine, surroundings)
     engine.free_kib = free_kib
     assert struck.undone().proved is proved
+
+
+def test_shared_memory_is_emptied_when_the_strike_ends_in_the_middle(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_inside = Container.run_inside
+
+    def interrupted(self: Container, *command: str) -> tuple[int, str]:
+        done = run_inside(self, *command)
+        if "dd if=" in " ".join(command):
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Container, "run_inside", interrupted)
+    engine = Container()
+    with pytest.raises(KeyboardInterrupt):
+        strike(faults.full_shared_memory(), engine, surroundings)
+    assert engine.free_kib == 1024
 
 
 def test_shared_memory_that_is_not_full_is_no_proof(surroundings: Surroundings) -> None:
@@ -506,6 +541,22 @@ def test_a_file_that_nobody_reads_is_no_proof(
         assert not struck.injected.proved
         assert "no process of the engine was seen to hold it" in struck.injected.because
     assert contents(served) == before
+
+
+def test_a_file_is_whole_again_when_the_strike_ends_in_the_middle(
+    served: Path, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_half(source: Path, target: Path) -> None:
+        os.truncate(target, 10)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loading, "_write_over", write_half)
+    before = contents(served)
+    mode = shard_of(served).stat().st_mode
+    with running(READER, str(shard_of(served))) as engine, pytest.raises(OSError, match="No space left"):
+        strike(faults.changed_while_loading("overwritten"), engine, surroundings)
+    assert contents(served) == before
+    assert shard_of(served).stat().st_mode == mode
 
 
 def test_an_engine_that_ended_is_not_waited_for(served: Path, surroundings: Surroundings) -> None:
