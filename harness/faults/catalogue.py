@@ -346,7 +346,7 @@ CATALOGUE: dict[str, Entry] = {
     "port_of_old_server": Entry(
         what="The old server was not stopped and keeps the port: health checks of the new one are answered by the old.",
         by_hand="start the new server with the `--port` of the old one while that still runs",
-        needs=("engines that share the host's network: not containers",),
+        needs=("engines that share the host's network: not containers", "blue-green rollouts"),
         cost=NOTHING,
     ),
     "presharded_state": Entry(
