@@ -12,7 +12,7 @@ Called again, it goes on where it was: whatever is there is not run again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.clock import now_ns
@@ -27,7 +27,6 @@ from harness.judge.qualification import (
     PARTS,
     RECOVERY,
     SCENARIOS,
-    STARTS_MIN,
     Qualification,
     judge_detection,
     judge_latency,
@@ -35,44 +34,26 @@ from harness.judge.qualification import (
     judge_scenarios,
 )
 from harness.judge.verdict import Finding, Verdict
-from harness.qualify_evidence import answer_of, build_of, guarded, merged, recovery_times, runs_in
-from harness.qualify_side import Side
+from harness.qualify_evidence import (
+    Known,
+    answer_of,
+    build_of,
+    guarded,
+    merged,
+    recovery_times,
+    runs_in,
+    why_not_about,
+)
+from harness.qualify_side import Request
 from harness.recording import Tell, acceptable_starts, collect, measure_starts, time_left, why_not_acceptable
 from harness.report.reports import write_reports
 from harness.report.store import RunRecord, load_run
 from harness.run import Run
 from harness.scenario import Mode, Scenario
 
+__all__ = ["Request", "qualify"]
+
 CANDIDATE, BASELINE, COMPARISON = "candidate", "baseline", "comparison"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is to be qualified over what, from which scenarios, and what is there already."""
-
-    candidate: Side
-    baseline: Side
-    scenarios: tuple[Path, ...]
-    out: Path
-    select: str = ""
-    required: tuple[str, ...] = PARTS
-    scenarios_runs: tuple[Path, ...] = ()  # finished runs of the candidate
-    baseline_runs: tuple[Path, ...] = ()  # finished runs of the baseline
-    matrix_runs: tuple[Path, ...] = ()  # of the candidate: directories of runs, or files as in scenarios/expectations
-    comparison: Path | None = None
-    may_run: bool = True  # run what is not given
-    repeat: int = 1  # runs of each guarded scenario, per side
-    starts: int = STARTS_MIN
-    profile: str = "release"  # of the comparison
-
-    def __post_init__(self) -> None:
-        unknown = [part for part in self.required if part not in PARTS]
-        if unknown or not self.required:
-            raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
-        if self.repeat < 1 or self.starts < STARTS_MIN:
-            raise UsageError(
-                f"repeat must be at least 1 and starts at least {STARTS_MIN}, got {self.repeat} and {self.starts}"
-            )
 
 
 def qualify(request: Request, tell: Tell) -> Qualification:
@@ -96,7 +77,8 @@ class _Gathering:
         self._tell = tell
         self._sides = {CANDIDATE: request.candidate, BASELINE: request.baseline}
         self._labels = {arm: side.label for arm, side in self._sides.items()}
-        self._builds: dict[str, str] = {}
+        self._builds: dict[str, str] = {}  # of the runs of each side
+        self._asked: dict[str, str] = {}  # the build that a side said it is
         self._sources: dict[str, list[str]] = {part: [] for part in PARTS}
         # Of each part: why there is nothing of a scenario, of an arm, or of the comparison.
         self._why: dict[str, dict[str, str]] = {part: {} for part in PARTS}
@@ -243,10 +225,9 @@ class _Gathering:
     def _recorded_of_baseline(self, runs: Sequence[RunRecord]) -> Mapping[str, Expectation]:
         side, recorded = self._sides[BASELINE], dict(self._sides[BASELINE].recorded)
         if self._labels[BASELINE] is None and side.settings is not None:
-            try:
-                self._name(BASELINE, side.identity(self._tell).label)
-            except EnvironmentMissing as error:
-                self._notes.append(f"the baseline cannot be asked who it is: {error}")
+            why = self._ask(BASELINE)
+            if why:
+                self._note(f"the baseline cannot be asked who it is: {why}")
         label = self._labels[BASELINE]
         if label is not None:
             recorded = merged(recorded, load_expectations(side.expectations, label))
@@ -264,28 +245,41 @@ class _Gathering:
         if path is None:
             self._why[LATENCY].setdefault(COMPARISON, "none was given or run")
             return None
-        self._require_sides(path)
+        unknown = self._why_unknown()
+        if unknown:
+            self._why[LATENCY][COMPARISON] = f'whether "{path}" is about these two cannot be said: {unknown}'
+            return None
+        why_not = self._why_not_about(path)
+        if why_not and path == self._request.comparison:
+            raise UsageError(f'"{path}" does not answer for latency: {why_not}')
+        if why_not:
+            self._why[LATENCY][COMPARISON] = f'"{path}" does not answer for latency: {why_not}'
+            return None
         self._sources[LATENCY].append(str(path))
         return judge_run(path).finding()
 
     def _finished_comparison(self) -> Path | None:
-        """Return the newest comparison of its own that came to an answer; an invalid one is run again."""
-        return max(
-            (path for path in runs_in(self._request.out / COMPARISON) if answer_of(path) not in ("", Slower.INVALID)),
-            default=None,
-            key=lambda path: path.name,
-        )
+        """Return the newest comparison of its own that answers what is asked; an invalid one is run again."""
+        for path in reversed(runs_in(self._request.out / COMPARISON)):
+            is_answered = answer_of(path) not in ("", Slower.INVALID)
+            if is_answered and not self._why_unknown() and not self._why_not_about(path):
+                return path
+        return None
 
-    def _require_sides(self, path: Path) -> None:
+    def _why_not_about(self, path: Path) -> str:
+        """Say why a comparison does not tell whether the candidate is slower than the baseline; empty when it does."""
         if not is_comparison(path):
             raise UsageError(f'"{path}" is not a comparison: harness compare makes one')
+        known = {
+            arm: Known(
+                name=arm,
+                label=self._labels[arm],
+                builds=frozenset(build for builds in (self._builds, self._asked) if (build := builds.get(arm))),
+            )
+            for arm in (BASELINE, CANDIDATE)
+        }
         declared = load_declaration(path)
-        for of_comparison, arm in (("old", BASELINE), ("new", CANDIDATE)):
-            engine, label = declared.arm(of_comparison).key.get("engine", ""), self._labels[arm]
-            if label is not None and engine != label:
-                raise UsageError(
-                    f'the {of_comparison} side of "{path}" is {engine}, the {arm} is {label}: it says nothing about these two'
-                )
+        return why_not_about(declared, self._request.profile, baseline=known[BASELINE], candidate=known[CANDIDATE])
 
     def _compared(self) -> Path | None:
         """Run a comparison, both sides on the undamaged old checkpoint, and return its directory."""
@@ -313,19 +307,32 @@ class _Gathering:
 
     def _can_start(self, arm: str, part: str, names: Sequence[str]) -> bool:
         """Say whether engines of a side can be started for a part; if not, note why its names are missing."""
-        side, why = self._sides[arm], self._sides[arm].why_not_started
+        why = self._sides[arm].why_not_started
         if not self._request.may_run:
             why = f"no run of the {arm} was given, and nothing may be run"
         elif not why:
-            try:
-                label = side.identity(self._tell).label
-            except HarnessError as error:  # nothing to start it with, or an image that cannot be built
-                why = str(error)
-            else:
-                self._name(arm, label)
+            why = self._ask(arm)
         if why:
             self._note_why(part, arm, names, why)
         return not why
+
+    def _ask(self, arm: str) -> str:
+        """Ask a side which engine it is; return why it cannot be asked, empty when it said."""
+        try:
+            identity = self._sides[arm].identity(self._tell)
+        except HarnessError as error:  # nothing to start it with, or an image that cannot be built
+            return str(error)
+        self._name(arm, identity.label)
+        self._asked[arm] = identity.build
+        return ""
+
+    def _why_unknown(self) -> str:
+        """Say why it is not known which engine a side is, after asking it; empty when both are known."""
+        for arm, side in self._sides.items():
+            why = "" if self._labels[arm] is not None else side.why_not_started or self._ask(arm)
+            if why:
+                return f"the {arm} cannot be asked who it is: {why}"
+        return ""
 
     def _note_why(self, part: str, arm: str, names: Sequence[str], why: str) -> None:
         for name in names:

