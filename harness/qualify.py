@@ -33,6 +33,7 @@ from harness.judge.qualification import (
     judge_recovery,
     judge_scenarios,
 )
+from harness.judge.together import judge_together
 from harness.judge.verdict import Finding, Verdict
 from harness.qualify_evidence import (
     Known,
@@ -256,7 +257,7 @@ class _Gathering:
             self._why[LATENCY][COMPARISON] = f'"{path}" does not answer for latency: {why_not}'
             return None
         self._sources[LATENCY].append(str(path))
-        return judge_run(path).finding()
+        return judge_together([judge_run(path)])[0].finding()
 
     def _finished_comparison(self) -> Path | None:
         """Return the newest comparison of its own that answers what is asked; an invalid one is run again."""

