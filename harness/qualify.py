@@ -256,14 +256,16 @@ class _Gathering:
         if why_not:
             self._why[LATENCY][COMPARISON] = f'"{path}" does not answer for latency: {why_not}'
             return None
+        if not load_declaration(path).fresh:
+            self._note(f'"{path}" started each side once: how starts differ is in its answer (harness compare --fresh)')
         self._sources[LATENCY].append(str(path))
         return judge_together([judge_run(path)])[0].finding()
 
     def _finished_comparison(self) -> Path | None:
         """Return the newest comparison of its own that answers what is asked; an invalid one is run again."""
         for path in reversed(runs_in(self._request.out / COMPARISON)):
-            is_answered = answer_of(path) not in ("", Slower.INVALID)
-            if is_answered and not self._why_unknown() and not self._why_not_about(path):
+            is_answer = answer_of(path) not in ("", Slower.INVALID) and load_declaration(path).fresh
+            if is_answer and not self._why_unknown() and not self._why_not_about(path):
                 return path
         return None
 
@@ -295,7 +297,7 @@ class _Gathering:
                 f"the new side of a comparison is an image or an interpreter, and {new.given} is neither"
             )
             return None
-        options = Options(profile=self._request.profile, same=True, new_image=image, new_python=python)
+        options = Options(profile=self._request.profile, same=True, fresh=True, new_image=image, new_python=python)
         settings = replace(old.started_with(), results=self._request.out / COMPARISON)
         try:
             directory, _ = compare(settings, options, progress=self._tell, starter=old.starter)

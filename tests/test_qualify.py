@@ -173,7 +173,9 @@ def test_latency_comes_from_a_finished_comparison(suite: Path, tmp_path: Path, f
     label = json.loads((tmp_path / "compared/comparison.json").read_text())["arms"][0]["key"]["engine"]
     sides = {name: replace(side("1.0"), label=label) for name in ("candidate", "baseline")}
     asked = request(suite, **sides, comparison=tmp_path / "compared", **NIGHTLY)
-    assert qualify(asked, lambda _: None).verdict is verdict
+    found = qualify(asked, lambda _: None)
+    assert found.verdict is verdict
+    assert "started each side once" in found.notes[-1]
     with pytest.raises(UsageError, match=r"is .*, the baseline is reference-9\.9: it says nothing about these two"):
         qualify(replace(asked, baseline=side("9.9")), lambda _: None)
 
@@ -232,11 +234,15 @@ def test_a_comparison_of_more_than_the_engines_is_refused(suite: Path, tmp_path:
 
 
 def test_an_own_comparison_of_another_kind_is_not_used_again(suite: Path) -> None:
-    """One with the margin of an incident is found before one for a release, and does not answer for it."""
+    """One with the margin of an incident does not answer for a night, nor one that started each side once."""
     both = {"candidate": side("1.0"), "baseline": side("1.0")}
-    for name, profile, factor in (("run-1", "nightly", 1.0), ("run-2", "incident", 1.08)):
+    for name, profile, factor, fresh in (
+        ("run-1", "nightly", 1.0, True),
+        ("run-2", "incident", 1.08, True),
+        ("run-3", "nightly", 1.5, False),
+    ):
         run = Path("out/comparison") / name
-        store_comparison(run, factor=factor, pairs=16, profile=profile)
+        store_comparison(run, factor=factor, pairs=16, profile=profile, fresh=fresh)
         edit_arms(run, engine="reference-1.0")
         (run / "run.json").write_text("{}")
         (run / "verdict.json").write_text(json.dumps({"answer": "no"}))
@@ -251,7 +257,7 @@ def test_a_comparison_is_run_on_both_sides_and_found_again(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both serve the same checkpoint, the new side is started by what the candidate names, and an invalid one is repeated."""
-    store_comparison(tmp_path / "compared", factor=1.0, pairs=24, profile="release")
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=24, profile="release", fresh=True)
     edit_arms(tmp_path / "compared", engine="reference-1.0", build=ReferenceStarter().identity().build)
     made: list[Any] = []
 
@@ -272,7 +278,7 @@ def test_a_comparison_is_run_on_both_sides_and_found_again(
     [_, (settings, options, of_old)] = made
     assert (settings.engine, of_old) == ("reference", old.starter)
     assert (options.same, options.new_python, options.new_image) == (True, Path("/bin/true"), None)
-    assert options.profile == "release"
+    assert (options.profile, options.fresh) == ("release", True)
 
 
 def test_a_side_that_a_comparison_cannot_start_is_said(suite: Path) -> None:
