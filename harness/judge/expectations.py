@@ -81,21 +81,47 @@ def load_expectations(directory: Path, engine_label: str) -> Mapping[str, Expect
     Raises: HarnessError naming the file and what is wrong in it.
     """
     path = expectations_path(directory, engine_label)
-    if not path.is_file():
-        return {}
+    return _parsed(path.read_bytes(), path) if path.is_file() else {}
+
+
+def _parsed(content: bytes, path: Path) -> Mapping[str, Expectation]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {
-            scenario: Expectation(
-                layers=tuple(Layer(layer) for layer in table["layers"]),
-                runs=tuple(table["runs"]),
-                seen=str(table.get("seen", "")),
-                reasons=tuple(str(reason) for reason in table.get("reasons", ())),
-            )
-            for scenario, table in tables.items()
-        }
-    except (ValueError, KeyError, TypeError) as error:
+        tables = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise HarnessError(f'"{path}" is not an expectations file: {error}') from error
+    known = {}
+    for scenario, table in tables.items():
+        try:
+            known[scenario] = _expectation(table)
+        except ValueError as error:
+            raise HarnessError(f'"{path}" is not an expectations file: "{_shown(scenario)}": {error}') from error
+    return known
+
+
+def _expectation(table: object) -> Expectation:
+    """Return one entry of a file. Raises: ValueError saying why it is none."""
+    if not isinstance(table, dict):
+        raise ValueError("it must be a table")
+    layers, runs, reasons = _texts(table, "layers"), _texts(table, "runs"), _texts(table, "reasons", default=())
+    seen = table.get("seen", "")
+    if not isinstance(seen, str):
+        raise ValueError("seen must be a string")
+    if unknown := [layer for layer in layers if layer not in list(Layer)]:
+        raise ValueError(f"layer {unknown[0][:80]!r} is unknown; layers: {', '.join(Layer)}")
+    if not len(layers) == len(runs) >= 1:
+        raise ValueError(f"every start has one layer and one run, got {len(layers)} layers and {len(runs)} runs")
+    if len(set(runs)) < len(runs):
+        raise ValueError("a run counts once, but one is named twice in runs")
+    if reasons and len(reasons) != len(runs):
+        raise ValueError(f"every start has one reason or none has any, got {len(reasons)} for {len(runs)} starts")
+    return Expectation(layers=tuple(Layer(layer) for layer in layers), runs=runs, seen=seen, reasons=reasons)
+
+
+def _texts(table: Mapping[str, object], name: str, *, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    given = table.get(name, default)
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"{name} must be a list of strings")
+    return tuple(given)
 
 
 def record_start(

@@ -75,3 +75,40 @@ def test_what_would_change_is_said(tmp_path: Path, recorded: tuple[Layer, ...], 
 def test_a_run_that_is_recorded_already_changes_nothing(tmp_path: Path) -> None:
     record_start(tmp_path, LABEL, "widened", layer=Layer.STARTUP, run="run-1", seen="")
     assert "recorded already" in change(start(Layer.CANARY), load_expectations(tmp_path, LABEL))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('layers = ["startup", "startup", "startup"]\nruns = ["a"]', "got 3 layers and 1 runs"),
+        ("layers = []\nruns = []", "got 0 layers and 0 runs"),
+        ('layers = ["startup"]\nruns = [1]', "runs must be a list of strings"),
+        ('layers = ["startup"]\nruns = "a"', "runs must be a list of strings"),
+        ('layers = ["startup"]', "runs must be a list of strings"),
+        ("layers = [[]]\nruns = []", "layers must be a list of strings"),
+        ('layers = ["soon"]\nruns = ["a"]', "layer 'soon' is unknown; layers: "),
+        ('layers = ["startup", "startup"]\nruns = ["a", "a"]', "a run counts once"),
+        ('layers = ["startup"]\nruns = ["a"]\nseen = 1', "seen must be a string"),
+        ('layers = ["startup"]\nruns = ["a"]\nreasons = [1]', "reasons must be a list of strings"),
+        ('layers = ["startup"]\nruns = ["a"]\nreasons = ["x", "y"]', "got 2 for 1 starts"),
+    ],
+)
+def test_an_entry_that_is_not_one_start_per_run_is_named(tmp_path: Path, entry: str, said: str) -> None:
+    path = expectations_path(tmp_path, LABEL)
+    path.write_text(f'[good]\nlayers = ["startup"]\nruns = ["a"]\n\n[widened]\n{entry}\n')
+    with pytest.raises(HarnessError) as raised:
+        load_expectations(tmp_path, LABEL)
+    assert f'"{path}" is not an expectations file: "widened": ' in str(raised.value)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["widened = 1", "[[widened]]\nlayers = []", "[[[", "\x00", "# \xff"])
+def test_a_file_that_holds_no_entries_is_named(tmp_path: Path, text: str) -> None:
+    expectations_path(tmp_path, LABEL).write_bytes(text.encode("latin-1"))
+    with pytest.raises(HarnessError, match="is not an expectations file"):
+        load_expectations(tmp_path, LABEL)
+
+
+def test_every_recorded_file_of_this_project_is_read() -> None:
+    directory = Path(__file__).parents[2] / "scenarios/expectations"
+    assert all(load_expectations(directory, path.stem) for path in directory.glob("*.toml"))
