@@ -8,6 +8,7 @@ prompt is asked as canaries are, to see what became of the cache, and nothing fo
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ DEEP_ROTATION = -1  # the long prompt is a pass of its own: short ones that are 
 UNDER_WAY_ROTATION = -2  # and so are answers that met the reload
 UNDER_WAY_TOKENS = 200
 NAMES_MAX = 20
+_DIGEST = re.compile(r"(?:[a-z0-9]+:)?[0-9a-fA-F]{8,}")
 OF_NO_BYTES = hashlib.sha256(b"").hexdigest()
 
 
@@ -99,7 +101,7 @@ class InPlace:
             because=because,
             calls=[reply.as_json() for reply in calls],
             call_ns=call_ns,
-            weights=_compared(checksums),
+            weights=compared(checksums),
         )
         self.service.look_after()
         self.service.note_logs()
@@ -169,18 +171,23 @@ class InPlace:
         self.service.ground.recorder.event("operator", kind, **data)
 
 
-def _compared(asked: list[Reply]) -> Mapping[str, Any]:
+def compared(asked: list[Reply]) -> Mapping[str, Any]:
     """Compare checksums and version of the weights before and after; of many names the first are kept."""
     if not asked:
         return {}
     sums, versions = asked[::2], [reply.body.get("weight_version") for reply in asked[1::2]]
-    before, after = (dict(reply.body.get("checksums") or {}) for reply in sums)
-    if not before or not after:
-        silent = next(reply for reply in sums if not reply.body.get("checksums"))
+    silent = next((reply for reply in sums if not reply.body.get("checksums")), None)
+    if silent is not None:
         return {"count": 0, "said": f"HTTP {silent.status}: {silent.said}"}
+    try:
+        before, after = (digests(reply.body["checksums"]) for reply in sums)
+    except (ValueError, RecursionError) as error:
+        return {"count": 0, "said": str(error)}
+    if not before or not after:
+        return {"count": 0, "said": "no digest is in its answer"}
     names = sorted(after)
     unchanged = [name for name in names if after[name] == before.get(name)]
-    empty = [name for name in names if str(after[name]) == OF_NO_BYTES]
+    empty = [name for name in names if after[name].rpartition(":")[2].lower() == OF_NO_BYTES]
     return {
         "count": len(names),
         "version_before": versions[0],
@@ -189,4 +196,24 @@ def _compared(asked: list[Reply]) -> Mapping[str, Any]:
         "unchanged": unchanged[:NAMES_MAX],
         "of_no_bytes_count": len(empty),
         "of_no_bytes": empty[:NAMES_MAX],
+    }
+
+
+def digests(answered: Any, at: str = "") -> dict[str, str]:
+    """Return the digest of every parameter from an answer that may be nested by rank.
+
+    Raises: ValueError saying where something else than a digest is.
+    """
+    if isinstance(answered, str) and at and _DIGEST.fullmatch(answered):
+        return {at: answered}
+    if isinstance(answered, dict):
+        parts = [(str(name), part) for name, part in answered.items()]
+    elif isinstance(answered, list):
+        parts = [(str(number), part) for number, part in enumerate(answered)]
+    else:
+        where = f'at "{at}"' if at else "in place of all"
+        seen = f"{repr(answered)[:80]} {where}"
+        raise ValueError(f"{seen} is no hexadecimal digest, so the shape of its answer is not known")
+    return {
+        key: digest for name, part in parts for key, digest in digests(part, f"{at}/{name}" if at else name).items()
     }

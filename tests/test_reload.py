@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness import Guard, Scenario, claims, faults, load, rollout
+from harness.engine.dev_api import Reply
 from harness.engine.rollout import How
 from harness.errors import ScenarioInvalid
 from harness.guards.engine_api import EngineApi
@@ -18,8 +19,8 @@ from harness.judge.claims import JUDGES
 from harness.judge.moments import Detection, Layer
 from harness.judge.reloads import reloads
 from harness.judge.verdict import Verdict
-from harness.observe.history import EventKind, History, Recorder, load_history
-from harness.reload import InPlace
+from harness.observe.history import Event, EventKind, History, Recorder, load_history
+from harness.reload import OF_NO_BYTES, InPlace, compared
 from harness.scenario import Mode
 from harness.under_way import UnderWay, Witnessed, _Stream
 from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, short
@@ -147,6 +148,44 @@ def test_gate_behind_a_reload_ends_a_mixture_and_a_restart_is_the_remedy(tmp_pat
     stopped = seen.history.of(EventKind.ENGINE_STOPPED)[0].data
     assert (stopped["incarnation"], stopped["how"]) == ("old-1", "refused by the canary gate")
     assert seen.history.of(EventKind.REMEDY_ENDED)[0].data["completed"]
+
+
+ONE, TWO, THREE = ("0" * 63 + digit for digit in "123")
+NESTED = {"0": {"a": ONE, "b": TWO}, "1": {"a": ONE, "b": TWO}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "said"),
+    [
+        ({"a": ONE}, {"a": TWO}, Verdict.HELD, "all 1 parameters"),
+        (NESTED, {"0": {"a": TWO, "b": TWO}, "1": {"a": TWO, "b": TWO}}, Verdict.BROKEN, "0/b, 1/b"),
+        (NESTED, {"0": {"a": TWO, "b": ONE}, "1": {"a": TWO, "b": ONE}}, Verdict.HELD, "all 4 parameters"),
+        ([{"a": ONE}, {"a": ONE}], [{"a": TWO}, {"a": ONE}], Verdict.BROKEN, "1/a"),
+        ([{"a": ONE}, {"a": ONE}], [{"a": TWO}, {"a": "sha256:" + OF_NO_BYTES}], Verdict.BROKEN, "1/a"),
+        (
+            {"a": {"sha256": ONE, "dtype": "float32"}},
+            {"a": {"sha256": TWO}},
+            Verdict.UNKNOWN,
+            "'float32' at \"a/dtype\"",
+        ),
+        ({"a": 5}, {"a": 6}, Verdict.UNKNOWN, '5 at "a" is no hexadecimal digest'),
+        (ONE, TWO, Verdict.UNKNOWN, "in place of all"),
+        ([{}], [{}], Verdict.UNKNOWN, "no digest"),
+        ({}, {}, Verdict.UNKNOWN, "HTTP 200"),
+    ],
+)
+def test_checksums_are_read_of_every_rank_or_nothing_is_known(
+    before: object, after: object, verdict: Verdict, said: str
+) -> None:
+    replies = [
+        Reply(call="weight_checker", status=200, took_s=0.1, said="", body=body)
+        for body in ({"checksums": before}, {}, {"checksums": after}, {})
+    ]
+    ended: dict[str, Any] = {"incarnation": "old-1", "succeeded": True, "weights": compared(replies)}
+    event = Event(id="e1", at_ns=1, source="operator", kind=EventKind.RELOAD_ENDED, data=ended)
+    found, because, _ = JUDGES["checksums_trusted"](History(requests=(), events=(event,)), CONTEXT)
+    assert found is verdict
+    assert said in because
 
 
 @pytest.mark.parametrize(
