@@ -29,13 +29,13 @@ class Expectation:
 
     def with_start(self, *, layer: Layer, run: str, seen: str, reason: str = "") -> Expectation:
         """Return the same with one start more; the same run counts once."""
-        if run in self.runs:
+        if _shown(run) in self.runs:
             return self
         return Expectation(
             layers=(*self.layers, layer),
-            runs=(*self.runs, run),
-            seen=seen,
-            reasons=(*self.reasons, *[""] * (len(self.runs) - len(self.reasons)), reason),
+            runs=(*self.runs, _shown(run)),
+            seen=_shown(seen),
+            reasons=(*self.reasons, *[""] * (len(self.runs) - len(self.reasons)), _shown(reason)),
         )
 
 
@@ -55,7 +55,7 @@ class Start:
 def change(start: Start, known: Mapping[str, Expectation]) -> str:
     """Say what recording this start would change, in one line."""
     before = known.get(start.scenario, NOTHING_RECORDED)
-    if start.run in before.runs:
+    if _shown(start.run) in before.runs:
         said = f"{start.layer}, and this run is recorded already"
     elif not before.layers:
         said = f"{start.layer}, the first record"
@@ -146,14 +146,21 @@ def record_starts(directory: Path, engine_label: str, starts: Sequence[Start], *
                 f"a scenario's name must be an identifier, got {start.scenario[:80]!r}: nothing was recorded of it"
             )
         before = known.get(start.scenario, NOTHING_RECORDED)
-        known[start.scenario] = before.with_start(
-            layer=start.layer, run=start.run, seen=_shown(start.seen), reason=_shown(reason)
-        )
+        known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
     directory.mkdir(parents=True, exist_ok=True)
     path = expectations_path(directory, engine_label)
     partial = path.with_suffix(".partial")
-    partial.write_text(_as_toml(engine_label, known), encoding="utf-8")
+    content = _as_toml(engine_label, known).encode()
+    if _layers_and_runs(_parsed(content, path)) != _layers_and_runs(
+        known
+    ):  # a bug here must not cost what was recorded
+        raise HarnessError(f'"{path}" would not be read as it is written: nothing was recorded')
+    partial.write_bytes(content)
     partial.replace(path)
+
+
+def _layers_and_runs(known: Mapping[str, Expectation]) -> dict[str, tuple[tuple[Layer, ...], tuple[str, ...]]]:
+    return {scenario: (entry.layers, entry.runs) for scenario, entry in known.items()}
 
 
 def _shown(text: str) -> str:
@@ -163,20 +170,27 @@ def _shown(text: str) -> str:
 
 def _as_toml(engine_label: str, known: Mapping[str, Expectation]) -> str:
     parts = [
-        f"# Where {engine_label} notices each fault, unguarded; one entry per recorded start.\n"
+        f"# Where {_shown(engine_label)} notices each fault, unguarded; one entry per recorded start.\n"
         "# Written by `harness expectations accept` and `measure`, never by hand.\n"
     ]
     for scenario in sorted(known):
         entry = known[scenario]
-        # A JSON string or list of strings is also a TOML one: no bare control characters, same escapes where ASCII is not
-        # asked for (it would write two surrogates for one character).
         parts.append(
-            f"[{scenario}]\nlayers = {_strings(entry.layers)}\nruns = {_strings(entry.runs)}\n"
-            f"seen = {json.dumps(entry.seen, ensure_ascii=False)}\n"
-            + (f"reasons = {_strings(entry.reasons)}\n" if any(entry.reasons) else "")
+            f"[{_key(scenario)}]\nlayers = {_strings(entry.layers)}\nruns = {_strings(entry.runs)}\n"
+            f"seen = {_string(entry.seen)}\n" + (f"reasons = {_strings(entry.reasons)}\n" if any(entry.reasons) else "")
         )
     return "\n".join(parts)
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _string(text: str) -> str:
+    # A JSON string is also a TOML one but for a bare DEL; ASCII is not asked for, since it writes two surrogates for one
+    # character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _strings(values: Sequence[str]) -> str:
-    return json.dumps([str(value) for value in values], ensure_ascii=False)
+    return f"[{', '.join(_string(str(value)) for value in values)}]"

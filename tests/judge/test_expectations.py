@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.judge import expectations
 from harness.judge.expectations import (
     Start,
     change,
@@ -112,3 +113,43 @@ def test_a_file_that_holds_no_entries_is_named(tmp_path: Path, text: str) -> Non
 def test_every_recorded_file_of_this_project_is_read() -> None:
     directory = Path(__file__).parents[2] / "scenarios/expectations"
     assert all(load_expectations(directory, path.stem) for path in directory.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", ["größe_fehlt", "欠けた_重み", "widened"])
+def test_a_name_of_any_letters_leaves_the_file_readable(tmp_path: Path, name: str) -> None:
+    record_start(tmp_path, LABEL, "other", layer=Layer.CANARY, run="a", seen="x")
+    for run in ("a", "b"):
+        record_start(tmp_path, LABEL, name, layer=Layer.STARTUP, run=run, seen="x")
+    known = load_expectations(tmp_path, LABEL)
+    assert known[name].layers == (Layer.STARTUP, Layer.STARTUP)
+    assert known["other"].layers == (Layer.CANARY,)
+
+
+@pytest.mark.parametrize("words", ['x\n[evil]\nlayers = ["never"]\nruns = ["z"]', "x\x7f\x00\r", "x\ud800", 'x"]'])
+def test_a_label_or_run_of_a_foreign_file_cannot_change_the_file(tmp_path: Path, words: str) -> None:
+    for _ in range(2):
+        record_start(tmp_path, words, "widened", layer=Layer.STARTUP, run=words, seen="x")
+    known = load_expectations(tmp_path, words)
+    assert list(known) == ["widened"]
+    assert known["widened"].layers == (Layer.STARTUP,)
+    assert "recorded already" in change(start(Layer.STARTUP, run=words), known)
+
+
+def test_quoted_names_of_a_file_stay_as_they_are(tmp_path: Path) -> None:
+    name = "a.b\x7f"
+    expectations_path(tmp_path, LABEL).write_text('["a.b\\u007f"]\nlayers = ["startup"]\nruns = ["a\\u007f"]\n')
+    record_start(tmp_path, LABEL, "widened", layer=Layer.STARTUP, run="r", seen="x")
+    assert load_expectations(tmp_path, LABEL)[name].runs == ("a\x7f",)
+
+
+def test_what_would_not_be_read_again_does_not_replace_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_start(tmp_path, LABEL, "widened", layer=Layer.STARTUP, run="a", seen="x")
+    before = expectations_path(tmp_path, LABEL).read_bytes()
+    for wrong in ("[[[", ""):
+        monkeypatch.setattr(expectations, "_as_toml", lambda label, known, wrong=wrong: wrong)
+        with pytest.raises(HarnessError):
+            record_start(tmp_path, LABEL, "widened", layer=Layer.STARTUP, run="b", seen="x")
+        assert expectations_path(tmp_path, LABEL).read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
