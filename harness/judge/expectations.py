@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,24 +142,45 @@ def record_starts(directory: Path, engine_label: str, starts: Sequence[Start], *
 
     Raises: HarnessError for a name that no scenario can have, or a file that cannot be read.
     """
-    known = dict(load_expectations(directory, engine_label))
     for start in starts:
         if not start.scenario.isidentifier():
             raise HarnessError(
                 f"a scenario's name must be an identifier, got {start.scenario[:80]!r}: nothing was recorded of it"
             )
-        before = known.get(start.scenario, NOTHING_RECORDED)
-        known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
     directory.mkdir(parents=True, exist_ok=True)
-    path = expectations_path(directory, engine_label)
-    partial = path.with_suffix(".partial")
+    with _locked(directory):
+        known = dict(load_expectations(directory, engine_label))
+        for start in starts:
+            before = known.get(start.scenario, NOTHING_RECORDED)
+            known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
+        _write(expectations_path(directory, engine_label), engine_label, known)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one process at a time read the files of a directory, add to them and write them."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        # Where a file system has no locks for directories, as NFS, writers must take turns by themselves.
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _write(path: Path, engine_label: str, known: Mapping[str, Expectation]) -> None:
     content = _as_toml(engine_label, known).encode()
     if _layers_and_runs(_parsed(content, path)) != _layers_and_runs(
         known
     ):  # a bug here must not cost what was recorded
         raise HarnessError(f'"{path}" would not be read as it is written: nothing was recorded')
-    partial.write_bytes(content)
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _layers_and_runs(known: Mapping[str, Expectation]) -> dict[str, tuple[tuple[Layer, ...], tuple[str, ...]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,21 @@ def test_what_would_not_be_read_again_does_not_replace_the_file(
             record_start(tmp_path, LABEL, "widened", layer=Layer.STARTUP, run="b", seen="x")
         assert expectations_path(tmp_path, LABEL).read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from harness.judge.expectations import record_start
+from harness.judge.moments import Layer
+
+for number in range(25):
+    record_start(Path(sys.argv[1]), "e-1", "widened", layer=Layer.STARTUP, run=f"{sys.argv[2]}-{number}", seen="x")
+"""
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name]) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert len(load_expectations(tmp_path, "e-1")["widened"].runs) == 75
+    assert [path.name for path in tmp_path.iterdir()] == ["e-1.toml"]
