@@ -11,6 +11,19 @@ from harness.judge.moments import struck_at_ns
 from harness.judge.reloads import FOREVER_NS, Expected, expected_answers, is_wrong, sent_ns, tells_nothing_of_weights
 from harness.observe.history import EventKind, History, Request, RequestResult
 
+LEAVE_WEIGHTS_ALONE = frozenset(  # of the faults that strike engines
+    {
+        "killed_process",
+        "frozen_process",
+        "killed_with_leftovers",
+        "memory_limit",
+        "full_shared_memory",
+        "full_disk",
+        "slow_storage",
+        "port_of_old_server",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
@@ -121,8 +134,8 @@ _UNUSABLE = frozenset(
 def _canary_marks(history: History, incarnation: str, expected: Expected) -> list[_Mark]:
     """Return what the canaries of one incarnation say, in time order.
 
-    A broken connection says nothing about weights, nor does an error of an engine that an incident struck while it served:
-    why it gives errors is known.
+    A broken connection says nothing about weights, nor does an error of an engine that an incident struck while it served,
+    if that cannot have touched its weights: why it gives errors is known.
     """
     struck_ns = _struck_while_serving_ns(history, incarnation)
     marks = []
@@ -144,9 +157,17 @@ def _canary_marks(history: History, incarnation: str, expected: Expected) -> lis
 
 
 def _struck_while_serving_ns(history: History, incarnation: str) -> int:
-    """Return when an incident struck an engine that users were sent to already; for ever later when none did."""
+    """Return when an incident that leaves weights alone struck an engine that users were sent to; for ever later if none."""
     admitted = {event.data["incarnation"]: event.at_ns for event in reversed(history.of(EventKind.TRAFFIC_ADMITTED))}
     struck_ns = struck_at_ns(history).get(incarnation, FOREVER_NS)
+    faults = {
+        fault
+        for event in history.of(EventKind.INCIDENT_STARTED)
+        if event.data["incarnation"] == incarnation
+        for fault in event.data["undo"]
+    }
+    if not faults <= LEAVE_WEIGHTS_ALONE:
+        return FOREVER_NS
     return struck_ns if admitted.get(incarnation, FOREVER_NS) <= struck_ns else FOREVER_NS
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.faults import FAULTS
 from harness.judge import claims
 from harness.judge.claim import Claim, Context
-from harness.judge.exposure import exposure
+from harness.judge.exposure import LEAVE_WEIGHTS_ALONE, exposure
 from harness.judge.moments import Layer, detection, fault_at_ns, recovery_at_ns
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, History, Request
@@ -15,9 +16,9 @@ from tests.judge.histories import S, before, canary, ended, event, history, load
 CONTEXT = Context(scenario="s", engine_label="reference-1.0", faults=("frozen_process",))
 
 
-def struck(at_s: float = 5.0) -> list[Request | Event]:
+def struck(at_s: float = 5.0, *, by: tuple[str, ...] = ("frozen_process",)) -> list[Request | Event]:
     return [
-        event(at_s, EventKind.INCIDENT_STARTED, incarnation="old-1", undo={"frozen_process": "SIGCONT"}),
+        event(at_s, EventKind.INCIDENT_STARTED, incarnation="old-1", undo=dict.fromkeys(by, "by hand")),
         event(at_s + 0.1, EventKind.FAULT_INJECTED, fault="frozen_process", fault_id="M04", proved=True, because="T"),
     ]
 
@@ -115,12 +116,11 @@ def test_service_is_back_with_the_next_engine() -> None:
     assert verdict is Verdict.BROKEN, because
 
 
-KILLED = (
-    *before(),
-    *struck(),
+FAILING = (
     canary(5.6, "old-1", None, result="http_5xx"),
     load(5.7, "old-1", result="http_5xx"),
 )
+KILLED = (*before(), *struck(), *FAILING)
 
 
 @pytest.mark.parametrize(("admitted_s", "is_suspected"), [(-0.5, False), (5.05, True)])
@@ -130,6 +130,25 @@ def test_errors_of_an_engine_that_was_struck_while_it_served_are_no_wrong_answer
     admitted = event(admitted_s, EventKind.TRAFFIC_ADMITTED, incarnation="old-1", endpoint="http://127.0.0.1:1")
     seen = exposure(history(admitted, *KILLED, *restarted(), *ended()))
     assert (seen.lower, seen.upper > 0) == (0, is_suspected)
+
+
+@pytest.mark.parametrize(
+    ("by", "is_suspected"),
+    [
+        (("killed_process", "memory_limit"), False),
+        (("changed_while_loading",), True),
+        (("killed_process", "changed_while_loading"), True),
+        (("of a plug-in",), True),
+    ],
+)
+def test_errors_are_excused_only_by_faults_that_cannot_touch_weights(by: tuple[str, ...], is_suspected: bool) -> None:
+    admitted = event(-0.5, EventKind.TRAFFIC_ADMITTED, incarnation="old-1", endpoint="http://127.0.0.1:1")
+    seen = exposure(history(admitted, *before(), *struck(by=by), *FAILING, *restarted(), *ended()))
+    assert (seen.upper > 0) is is_suspected
+
+
+def test_what_leaves_weights_alone_is_the_name_of_a_fault() -> None:
+    assert set(FAULTS) >= LEAVE_WEIGHTS_ALONE
 
 
 def test_a_wrong_answer_of_a_struck_engine_is_one() -> None:
