@@ -126,8 +126,11 @@ def _compare(options: argparse.Namespace) -> int:
 def _verdict(options: argparse.Namespace) -> int:
     from harness.judge.blocks import is_comparison
 
-    runs = [run for run in options.runs if is_comparison(run)]
-    others = [run for run in options.runs if run not in runs]
+    each_once = list({run.resolve(): run for run in reversed(options.runs)}.values())[
+        ::-1
+    ]  # a link names no further run
+    runs = [run for run in each_once if is_comparison(run)]
+    others = [run for run in each_once if run not in runs]
     if runs and others:
         raise UsageError(f'"{others[0]}" is not a comparison: judge comparisons and rollouts apart')
     if others:
@@ -160,8 +163,9 @@ def _spikes(runs: Sequence[Path]) -> int:
     from harness.report.store import load_run
 
     peaks: dict[str, list[float]] = {}
-    for run in runs:
-        for record in load_run(run).scenarios:
+    loaded = [load_run(run) for run in runs]
+    for run in {run.name: run for run in loaded}.values():  # a copy is the same run
+        for record in run.scenarios:
             seen = rollout_spike(record.history)
             if seen is not None:
                 peaks.setdefault(f"{record.name} [{record.mode}]", []).append(seen.peak_ratio)

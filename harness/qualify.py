@@ -39,6 +39,7 @@ from harness.qualify_evidence import (
     Known,
     answer_of,
     build_of,
+    each_once,
     guarded,
     merged,
     recovery_times,
@@ -122,7 +123,8 @@ class _Gathering:
         """Return the finished runs of a side, after running what is missing in them."""
         place = self._request.out / arm
         named = (*self._sides[arm].runs, *given)
-        runs = [self._loaded(path, arm) for path in dict.fromkeys((*named, *runs_in(place)))]
+        loaded = [self._loaded(path, arm) for path in each_once((*named, *runs_in(place)))]
+        runs = list({run.name: run for run in reversed(loaded)}.values())[::-1]  # a copy is the same run
         due = self._due(runs) if is_needed and not named else []
         if due and self._can_start(arm, part, [scenario.name for scenario in due]):
             self._tell(f"{len(due)} guarded scenarios on the {arm}")
@@ -169,7 +171,7 @@ class _Gathering:
         known: dict[str, Expectation] = dict(side.recorded)
         if side.recorded:
             self._sources[DETECTION].append(f"recorded starts of {side.given}")
-        for path in request.matrix_runs:
+        for path in each_once(request.matrix_runs):
             self._sources[DETECTION].append(str(path))
             if path.is_file():
                 self._name(CANDIDATE, path.stem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,11 @@ def runs_in(place: Path) -> list[Path]:
     """Return the runs in a directory of results, the oldest first."""
     found = place.iterdir() if place.is_dir() else ()
     return sorted(path for path in found if (path / "run.json").is_file() and not path.is_symlink())
+
+
+def each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return the directories without those that another spelling, or a link, has named before."""
+    return list({path.resolve(): path for path in reversed(list(paths))}.values())[::-1]
 
 
 def guarded(runs: Sequence[RunRecord]) -> dict[str, list[Finding]]:

@@ -28,6 +28,7 @@ from harness.report.store import RunRecord
 from harness.settings import Settings
 from tests.judge.stored import store_comparison
 from tests.suites import NO_DOCKER
+from tests.test_compare import store_rollouts
 
 SUITE = '''"""A tensor is missing. Must hold: pre-flight refuses it."""
 
@@ -103,6 +104,18 @@ def edit_arms(run: Path, *, only: str = "", **key: str) -> None:
         if only in ("", arm["name"]):
             arm["key"] |= key
     (run / "comparison.json").write_text(json.dumps(declared))
+
+
+def store_guarded(run: Path) -> None:
+    """Write a run in which the scenario was guarded, and that saw nothing."""
+    folder = run / "scenarios" / "missing-guarded"
+    folder.mkdir(parents=True)
+    context = {"scenario": "missing", "engine_label": "reference-2.0", "expected_layers": [], "faults": []}
+    declared = {"declaration": {"name": "missing"}, "mode": "guarded", "claims": [], "context": context}
+    (folder / "scenario.json").write_text(json.dumps(declared))
+    fields = dict.fromkeys(("command", "commit", "started_at", "engine_kind"), "")
+    more = {"name": run.name, "engine_label": "reference-2.0", "seed": 1, "machine": {}, "settings": {}}
+    (run / "run.json").write_text(json.dumps({**fields, **more, "is_complete": True}))
 
 
 def part(found: Qualification, name: str) -> Any:
@@ -285,6 +298,40 @@ def test_a_side_that_a_comparison_cannot_start_is_said(suite: Path) -> None:
     found = qualify(request(suite, required=("latency",)), lambda _: None)
     assert found.verdict is Verdict.UNKNOWN
     assert "is an image or an interpreter, and reference 2.0 is neither" in found.parts[3].missing[0].because
+
+
+@pytest.mark.parametrize("again", ["linked", "copied", "./run"])
+def test_a_run_that_is_named_twice_counts_once(suite: Path, tmp_path: Path, again: str) -> None:
+    run = tmp_path / "run"
+    store_guarded(run)
+    (tmp_path / "linked").symlink_to("run")
+    shutil.copytree(run, tmp_path / "copied")
+    candidate = parse_side("run", Settings(), EXPECTATIONS)
+    found = qualify(request(suite, candidate=candidate, scenarios_runs=(Path(again), run), may_run=False), print)
+    (finding,) = part(found, SCENARIOS).findings
+    assert (finding.evidence, found.sources["scenarios"]) == (("run/missing-guarded",), ("run",))
+
+
+@pytest.mark.parametrize("again", ["linked", "copied", "./run-1"])
+def test_a_rollout_that_is_named_twice_counts_once(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], again: str
+) -> None:
+    """Four rollouts tell how high their spike is; one of three, named again, is no fourth."""
+    for number, during_ms in enumerate((101.0, 103.0, 102.0)):
+        store_rollouts(tmp_path / f"run-{number}", during_ms)
+    (tmp_path / "linked").symlink_to("run-1")
+    shutil.copytree(tmp_path / "run-1", tmp_path / "copied")
+    assert cli.main(["verdict", "run-0", "run-1", "run-2", again]) == 2
+    assert "invalid: 3 rollouts are there, at least 4 are needed" in capsys.readouterr().out
+
+
+def test_a_comparison_that_is_named_twice_is_judged_once(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_comparison(tmp_path / "slow", factor=1.3, pairs=4)
+    (tmp_path / "latest").symlink_to("slow")
+    assert cli.main(["verdict", "slow", "latest", str(tmp_path / "slow")]) == 1
+    assert capsys.readouterr().out.count("slower: yes") == 1
 
 
 def test_only_recoveries_that_are_worth_something_count() -> None:
