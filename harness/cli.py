@@ -270,7 +270,11 @@ def _accept(options: argparse.Namespace) -> int:
         label=options.label,
         dry_run=options.dry_run,
     )
-    print(f'harness: {count} starts {"would be" if options.dry_run else "are"} recorded in "{options.into}"')
+    if not count:
+        print(f'harness: nothing new: all of it is recorded in "{options.into}" already')
+        return EXIT_HELD
+    told = f"{count} {'start' if count == 1 else 'starts'} {'would be' if options.dry_run else 'newly'} recorded"
+    print(f'harness: {told} in "{options.into}"')
     return EXIT_HELD
 
 

@@ -44,7 +44,7 @@ def accept_runs(
     label: str | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Record what the unguarded scenarios of stored runs saw, with why it is accepted; return how many starts there are.
+    """Record what the unguarded scenarios of stored runs saw, with why it is accepted; return how many starts are new.
 
     What would change is told first. Either everything that `select` names is recorded, or nothing is.
     Raises: UsageError without a reason, for a run that is not complete, not of the engine `label` or of another one than
@@ -63,14 +63,16 @@ def accept_runs(
         starts += acceptable_starts(run, select=select)
     if label is None or not starts:
         raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")
-    known = dict(load_expectations(into, label))
+    known, new = dict(load_expectations(into, label)), 0
     for start in starts:
         tell(f"{label}: {change(start, known)}")
         before = known.get(start.scenario, NOTHING_RECORDED)
-        known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
-    if not dry_run:
+        after = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
+        known[start.scenario] = after
+        new += len(after.runs) - len(before.runs)
+    if new and not dry_run:
         record_starts(into, label, starts, reason=reason.strip())
-    return len(starts)
+    return new
 
 
 def acceptable_starts(run: RunRecord, *, select: str = "") -> list[Start]:

@@ -479,12 +479,13 @@ def test_accepted_layers_are_those_of_unguarded_scenarios(tell: Tell, stored: Pa
     code, output, _ = tell(*asked, "--dry-run")
     assert code == 0
     assert "widened: startup, the first record" in output
-    assert "1 starts would be recorded" in output
+    assert f'harness: 1 start would be recorded in "{into}"' in output
     assert not into.exists()
 
     code, output, _ = tell(*asked)
     assert code == 0
     assert "widened: startup, the first record" in output
+    assert f'harness: 1 start newly recorded in "{into}"' in output
     [file] = into.iterdir()
     known = load_expectations(into, file.stem)["widened"]
     assert (known.layers, known.reasons) == ((Layer.STARTUP,), ("measured by hand",))
@@ -494,6 +495,8 @@ def test_accepted_layers_are_those_of_unguarded_scenarios(tell: Tell, stored: Pa
     code, output, _ = tell(*asked)
     assert code == 0
     assert "recorded already" in output
+    assert f'harness: nothing new: all of it is recorded in "{into}" already' in output
+    assert "1 start" not in output
     assert load_expectations(into, file.stem)["widened"].runs == (run,)
 
 
