@@ -106,7 +106,12 @@ class _Gathering:
                 why[DETECTION],
                 is_required=is_required[DETECTION],
             ),
-            judge_recovery(recovery_times(old), recovery_times(new), why[RECOVERY], is_required=is_required[RECOVERY]),
+            judge_recovery(
+                recovery_times(old, self._names),
+                recovery_times(new, self._names),
+                why[RECOVERY],
+                is_required=is_required[RECOVERY],
+            ),
             judge_latency(comparison, why[LATENCY].get(COMPARISON, ""), is_required=is_required[LATENCY]),
         )
         return Qualification(

@@ -63,8 +63,8 @@ def guarded(runs: Sequence[RunRecord]) -> dict[str, list[Finding]]:
     return found
 
 
-def recovery_times(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Return how long each recovery took, in seconds, by scenario and mode; one that never came is infinite.
+def recovery_times(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, list[float]]:
+    """Return how long each recovery of these scenarios took, in seconds, by name and mode; one that never came is infinite.
 
     Only scenarios whose preconditions held count: what was not injected was not recovered from.
     """
@@ -73,7 +73,7 @@ def recovery_times(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
         for record in run.scenarios:
             claimed = [finding for finding in record.findings if finding.claim.startswith("recovered(")]
             failed = any(f.is_precondition and f.verdict is not Verdict.HELD for f in record.findings)
-            if failed or not claimed:
+            if record.name not in names or failed or not claimed:
                 continue
             took_s = record.measured.get("recovered_after_s")
             if isinstance(took_s, int | float):

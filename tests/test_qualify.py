@@ -353,8 +353,23 @@ def test_only_recoveries_that_are_worth_something_count() -> None:
         ran(0.1, Verdict.HELD, proved=Verdict.UNKNOWN),
         silent,
     )
-    times = recovery_times([cast(RunRecord, SimpleNamespace(scenarios=records))])
-    assert times == {"missing [guarded]": [3.5, 12.0, math.inf]}
+    run = cast(RunRecord, SimpleNamespace(scenarios=records))
+    assert recovery_times([run], ["missing"]) == {"missing [guarded]": [3.5, 12.0, math.inf]}
+    assert recovery_times([run], ["another"]) == {}
+
+
+def test_only_recoveries_of_the_selected_scenarios_count(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def times(_: object, names: tuple[str, ...]) -> dict[str, list[float]]:
+        asked.append(names)
+        return {}
+
+    monkeypatch.setattr("harness.qualify.recovery_times", times)
+    (suite / "test_other.py").write_text(SUITE.replace('"missing"', '"other"'))
+    qualify(request(suite, select="missing", may_run=False), lambda _: None)
+    qualify(request(suite, may_run=False), lambda _: None)
+    assert asked == [("missing",)] * 2 + [("missing", "other")] * 2
 
 
 def test_a_machine_that_lacks_what_is_needed_is_unknown_with_the_reason(suite: Path) -> None:
