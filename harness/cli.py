@@ -214,8 +214,12 @@ def _judge(options: argparse.Namespace) -> int:
         for finding in record.findings:
             if finding.verdict is not Verdict.HELD:
                 print(printable(f"        {finding.claim}: {finding.verdict}: {finding.because}"))
+    for name in run.undeclared:
+        print(printable(f'unknown: "{name}" has no scenario.json, so nothing can be said of it'))
+    if not run.is_complete:
+        print("unknown: the run did not come to its end, so that what is missing in it was not judged")
     print(f"report: {options.run / 'report.html'}")
-    return exit_code_of([record.verdict for record in run.scenarios])
+    return exit_code_of([*(record.verdict for record in run.scenarios), *([] if run.is_complete else ["unknown"])])
 
 
 def exit_code_of(verdicts: Sequence[str]) -> int:

@@ -89,7 +89,8 @@ class RunRecord:
     machine: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     scenarios: tuple[ScenarioRecord, ...] = ()
-    is_complete: bool = False
+    is_complete: bool = False  # came to its end, and everything in it was declared
+    undeclared: tuple[str, ...] = ()  # directories of scenarios of which nothing can be said
 
 
 def create_run(results: Path, name: str, fields: Mapping[str, Any]) -> Path:
@@ -191,19 +192,23 @@ def judge_scenario(directory: Path, *, expectations: Path | None = None) -> Scen
 def load_run(directory: Path, *, expectations: Path | None = None) -> RunRecord:
     """Read a stored run and judge every scenario in it anew, as `judge_scenario` does.
 
-    Raises: UsageError when the directory is not a run; HarnessError when a scenario in it cannot be read.
+    A directory without a declaration is of a scenario that ended before it was written, by a kill or a full disk: such a
+    run is not complete. Raises: UsageError when the directory is not a run; HarnessError when a scenario cannot be read.
     """
     try:
         fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         stored = {name: fields[name] for name in _RUN_FIELDS}
-        folders = sorted((directory / "scenarios").iterdir(), key=lambda f: (f.stat().st_ctime_ns, f.name))
+        inside = sorted((directory / "scenarios").iterdir(), key=lambda f: (f.stat().st_ctime_ns, f.name))
+        folders = [each for each in inside if each.is_dir()]
     except (OSError, *MALFORMED) as error:
         raise UsageError(f'"{directory}" is not a run of this harness: {_said(error)}') from error
     if expectations is not None and not expectations.is_dir():
         raise UsageError(f'the expectations "{expectations}" are not a directory')
     declared = [folder for folder in folders if (folder / "scenario.json").is_file()]
     scenarios = tuple(judge_scenario(folder, expectations=expectations) for folder in declared)
-    return RunRecord(directory=directory, scenarios=scenarios, **stored)
+    undeclared = tuple(folder.name for folder in folders if folder not in declared)
+    stored["is_complete"] = stored["is_complete"] is True and not undeclared
+    return RunRecord(directory=directory, scenarios=scenarios, undeclared=undeclared, **stored)
 
 
 # What reading foreign JSON as ours raises. A run may come from anywhere: it is judged, never trusted.

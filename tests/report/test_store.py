@@ -168,7 +168,29 @@ def test_judging_says_by_its_exit_code_what_it_found(
 ) -> None:
     for number, (seen, claimed) in enumerate(stories):
         observed(run, f"s{number}", seen, claimed)
+    finish_run(run)
     assert cli.main(["judge", str(run)]) == code
+
+
+@pytest.mark.parametrize(("claimed", "code"), [(HELD, 2), (BROKEN, 1)], ids=["held", "broken"])
+def test_a_run_that_did_not_come_to_its_end_is_never_held(
+    run: Path, claimed: tuple[Claim, ...], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observed(run, "s", WHOLE, claimed)
+    assert cli.main(["judge", str(run)]) == code
+    assert "unknown: the run did not come to its end" in capsys.readouterr().out
+
+
+def test_a_scenario_without_its_declaration_does_not_vanish(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observed(run, "s", WHOLE, HELD)
+    (observed(run, "other", WHOLE, BROKEN) / "scenario.json").unlink()
+    (run / "scenarios/notes.txt").write_text("of a user")
+    finish_run(run)
+    record = load_run(run)
+    assert (record.is_complete, record.undeclared) == (False, ("other-unguarded",))
+    assert [each.name for each in record.scenarios] == ["s"]
+    assert cli.main(["judge", str(run)]) == 2
+    assert 'unknown: "other-unguarded" has no scenario.json' in capsys.readouterr().out
 
 
 def test_what_is_no_run_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
