@@ -98,12 +98,19 @@ class _Gathering:
         self._sources[SCENARIOS] += [run.name for run in new]
         self._sources[RECOVERY] += [run.name for run in (*old, *new)]
         parts = (
-            judge_scenarios(self._names, guarded(new), why[SCENARIOS], is_required=is_required[SCENARIOS]),
+            judge_scenarios(
+                self._names,
+                guarded(new),
+                why[SCENARIOS],
+                repeat=request.repeat,
+                is_required=is_required[SCENARIOS],
+            ),
             judge_detection(
                 self._names,
                 self._recorded_of_baseline(old),
                 starts,
                 why[DETECTION],
+                starts=request.starts,
                 is_required=is_required[DETECTION],
             ),
             judge_recovery(

@@ -172,6 +172,37 @@ def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
     assert found.verdict is Verdict.BROKEN
 
 
+def test_as_many_starts_as_were_asked_for_must_be_there(suite: Path) -> None:
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 4)
+    sides = {
+        name: parse_side(f"reference-{version}", Settings(), EXPECTATIONS)
+        for name, version in (("candidate", "2.0"), ("baseline", "1.0"))
+    }
+    asked = request(suite, **sides, required=(DETECTION,), may_run=False)
+    assert qualify(replace(asked, starts=4), lambda _: None).verdict is Verdict.HELD
+    found = qualify(replace(asked, starts=5), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "the candidate has 4 starts, at least 5 are needed" in part(found, DETECTION).findings[0].because
+
+
+@pytest.mark.parametrize(("held", "verdict"), [(1, Verdict.UNKNOWN), (2, Verdict.HELD)])
+def test_as_many_runs_as_were_asked_for_must_have_held(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, verdict: Verdict
+) -> None:
+    """Also of runs that are given; one that could not tell is none of them."""
+    run = tmp_path / "run"
+    store_guarded(run)
+    seen = [Finding(claim="missing", verdict=each, because="") for each in [Verdict.HELD] * held + [Verdict.UNKNOWN]]
+    monkeypatch.setattr("harness.qualify.guarded", lambda _: {"missing": seen})
+    candidate = parse_side("run", Settings(), EXPECTATIONS)
+    asked = request(suite, candidate=candidate, required=(SCENARIOS,), may_run=False)
+    assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    found = qualify(replace(asked, repeat=2), lambda _: None)
+    assert found.verdict is verdict
+    assert ("held in 1 of at least 2 runs" in found.because) is (held == 1)
+
+
 def test_recorded_starts_cannot_be_started(suite: Path) -> None:
     record("2.0", *[Layer.STARTUP] * 3)
     recorded = parse_side("reference-2.0", Settings(), EXPECTATIONS)

@@ -130,11 +130,16 @@ class Qualification:
 
 
 def judge_scenarios(
-    names: Sequence[str], runs: Mapping[str, Sequence[Finding]], why: Mapping[str, str], *, is_required: bool = True
+    names: Sequence[str],
+    runs: Mapping[str, Sequence[Finding]],
+    why: Mapping[str, str],
+    *,
+    repeat: int = 1,
+    is_required: bool = True,
 ) -> Part:
     """Judge the guarded scenarios `names` from what each run of them came to, and say why others did not run.
 
-    One broken run breaks a scenario. A run that could not tell is made good by one that held.
+    One broken run breaks a scenario. A run that could not tell is made good by one that held; `repeat` must have held.
     """
     findings, missing = [], []
     for name in names:
@@ -144,10 +149,11 @@ def judge_scenarios(
             continue
         order = (Verdict.BROKEN, Verdict.HELD, Verdict.UNKNOWN)
         first = min(seen, key=lambda finding: order.index(finding.verdict))
-        times = "" if len(seen) == 1 else f" ({len(seen)} runs)"
-        findings.append(
-            Finding(claim=name, verdict=first.verdict, because=f"{first.because}{times}", evidence=_evidence(seen))
-        )
+        held = sum(finding.verdict is Verdict.HELD for finding in seen)
+        verdict, because = first.verdict, first.because if len(seen) == 1 else f"{first.because} ({len(seen)} runs)"
+        if verdict is Verdict.HELD and held < repeat:
+            verdict, because = Verdict.UNKNOWN, f"{because}; but it held in {held} of at least {repeat} runs"
+        findings.append(Finding(claim=name, verdict=verdict, because=because, evidence=_evidence(seen)))
     return Part(
         name=SCENARIOS,
         is_required=is_required,
@@ -163,23 +169,27 @@ def judge_detection(
     candidate: Mapping[str, Expectation],
     why: Mapping[str, str],
     *,
+    starts: int = STARTS_MIN,
     is_required: bool = True,
 ) -> Part:
-    """Judge whether each fault is noticed no later than in the recorded starts of the baseline."""
+    """Judge whether each fault is noticed no later than in the recorded starts of the baseline.
+
+    One start of the candidate is enough to be later, `starts` are needed to be no later.
+    """
     findings, missing = [], []
     for name in names:
         old, new = baseline.get(name, NOTHING_RECORDED), candidate.get(name, NOTHING_RECORDED)
         if not new.layers:
             missing.append(Missing(name=name, because=why.get(name, "the candidate was not started on it")))
             continue
-        verdict, because = _compared(old, new)
+        verdict, because = _compared(old, new, starts)
         findings.append(Finding(claim=name, verdict=verdict, because=because, evidence=new.runs))
     return Part(
         name=DETECTION, is_required=is_required, required=len(names), findings=tuple(findings), missing=tuple(missing)
     )
 
 
-def _compared(old: Expectation, new: Expectation) -> tuple[Verdict, str]:
+def _compared(old: Expectation, new: Expectation, starts: int) -> tuple[Verdict, str]:
     """Compare the latest layers: where timing decides the layer, a user must reckon with the latest."""
     if len(old.layers) < STARTS_MIN:
         return (
@@ -190,10 +200,10 @@ def _compared(old: Expectation, new: Expectation) -> tuple[Verdict, str]:
     seen = f"candidate {new.latest}, baseline {old.latest}"
     if new.latest.rank > old.latest.rank:
         return Verdict.BROKEN, f"noticed later: {seen}: {new.seen}"
-    if len(new.layers) < STARTS_MIN:
+    if len(new.layers) < starts:
         return (
             Verdict.UNKNOWN,
-            f"{seen}; but the candidate has {len(new.layers)} starts, at least {STARTS_MIN} are needed",
+            f"{seen}; but the candidate has {len(new.layers)} starts, at least {starts} are needed",
         )
     if Layer.HARMLESS in new.layers and Layer.HARMLESS not in old.layers:
         return Verdict.UNKNOWN, f"nobody noticed anything where {old.latest} was recorded: {new.seen}"
