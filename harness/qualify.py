@@ -46,7 +46,7 @@ from harness.qualify_evidence import (
     runs_in,
     why_not_about,
 )
-from harness.qualify_side import Request
+from harness.qualify_side import Request, recorded_in
 from harness.recording import Tell, acceptable_starts, collect, measure_starts, time_left, why_not_acceptable
 from harness.report.reports import write_reports
 from harness.report.store import RunRecord, load_run
@@ -185,11 +185,11 @@ class _Gathering:
             self._sources[DETECTION].append(f"recorded starts of {side.given}")
         for path in each_once(request.matrix_runs):
             self._sources[DETECTION].append(str(path))
-            if path.is_file():
-                self._name(CANDIDATE, path.stem)
-                known = merged(known, load_expectations(path.parent, path.stem))
-            else:
+            if path.is_dir():
                 known = self._with_starts_of(self._loaded(path, CANDIDATE), known)
+            else:
+                known = merged(known, recorded_in(path))
+                self._name(CANDIDATE, path.stem)
         for run in runs:
             known = self._with_starts_of(run, known)
         label, place = self._labels[CANDIDATE], request.out / "starts"

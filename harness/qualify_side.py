@@ -124,7 +124,7 @@ def parse_side(given: str, settings: Settings, expectations: Path) -> Side:
         if not (path / "run.json").is_file():
             raise UsageError(f'"{given}" is a directory without a run of this harness')
         return Side(given=given, expectations=expectations, runs=(path,))
-    if path.suffix == ".toml" and path.is_file():
+    if path.suffix == ".toml":
         return _recorded(given, path, expectations)
     if path.is_file() and os.access(path, os.X_OK):
         process = replace(named, engine="process", python=path.absolute())
@@ -136,10 +136,22 @@ def parse_side(given: str, settings: Settings, expectations: Path) -> Side:
     return Side(given=given, expectations=expectations, settings=replace(named, engine="container", image=given))
 
 
+def recorded_in(file: Path) -> Mapping[str, Expectation]:
+    """Return the starts that a file holds, whose name is the label of their engine.
+
+    Raises: UsageError when there is no such file, or its name is no label.
+    """
+    if file.suffix != ".toml" or not file.is_file():
+        raise UsageError(f'"{file}" is neither the directory of a run nor a .toml file of recorded starts')
+    if expectations_path(file.parent, file.stem) != file:
+        raise UsageError(f'"{file}" is not named after an engine: "{expectations_path(Path(), file.stem)}" would be')
+    return load_expectations(file.parent, file.stem)
+
+
 def _recorded(given: str, file: Path, expectations: Path) -> Side:
     return Side(
         given=given,
         expectations=expectations,
         label=file.stem,
-        recorded=load_expectations(file.parent, file.stem),
+        recorded=recorded_in(file),
     )

@@ -172,6 +172,29 @@ def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
     assert found.verdict is Verdict.BROKEN
 
 
+def test_a_file_of_recorded_starts_is_the_one_that_was_given(suite: Path) -> None:
+    """A file next to it that only its name leads to is not read in its place."""
+    record("2.0", *[Layer.STARTUP] * 3)
+    file = EXPECTATIONS / "reference-2.0.toml"
+    for name in ("reference-2.0.txt", "reference-2.0 .toml", "reference 2.0.toml", "reference-2.0"):
+        shutil.copy(file, EXPECTATIONS / name)
+    shutil.copy(file, EXPECTATIONS / "reference_2.0.toml")
+    asked = request(suite, required=(DETECTION,), may_run=False)
+    found = qualify(replace(asked, matrix_runs=(file,)), lambda _: None)
+    assert len(part(found, DETECTION).findings[0].evidence) == 3
+    for name, said in (
+        ("reference-2.0.txt", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference-2.0", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference-9.9.toml", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference 2.0.toml", '"reference_2.0.toml" would be'),
+    ):
+        with pytest.raises(UsageError, match=said):
+            qualify(replace(asked, matrix_runs=(EXPECTATIONS / name,)), lambda _: None)
+        if name.endswith(".toml"):
+            with pytest.raises(UsageError, match=said):
+                parse_side(str(EXPECTATIONS / name), Settings(), EXPECTATIONS)
+
+
 def test_as_many_starts_as_were_asked_for_must_be_there(suite: Path) -> None:
     record("1.0", *[Layer.STARTUP] * 3)
     record("2.0", *[Layer.STARTUP] * 4)
