@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,6 +51,7 @@ SUMMARIES = {
     "calibrate": "measure what one loader of this machine can do, so that plans beyond it are refused",
 }
 
+TRACEBACK_VARIABLE = "ROLLOUT_TRACEBACK"
 EXPECTATIONS = Path("scenarios/expectations")
 
 
@@ -74,6 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"harness: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except Exception as error:  # exit code 1 would say that something was found broken
+        return _own_bug(error)
+
+
+def _own_bug(error: Exception) -> int:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(error)
+    said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    print(
+        f"harness: {said}: this is a bug of the harness; {TRACEBACK_VARIABLE}=1 shows where it happened",
+        file=sys.stderr,
+    )
+    return EXIT_UNKNOWN
 
 
 @contextmanager

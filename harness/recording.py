@@ -249,8 +249,13 @@ def _declared_in(file: Path) -> list[Scenario]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # where a dataclass in it looks up its own module
         spec.loader.exec_module(module)
-    except (OSError, ImportError, SyntaxError) as error:
+    except KeyboardInterrupt:
+        raise
+    except (OSError, ImportError, SyntaxError, HarnessError) as error:
         raise UsageError(f'"{file}" cannot be imported: {error}') from error
+    except BaseException as error:  # whatever is written in it, or pytest's own ways to leave a module
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f'"{file}" cannot be imported: {said}') from error
     finally:
         sys.path.pop(0)
     found: dict[str, Scenario] = {}

@@ -174,6 +174,38 @@ def test_the_package_is_a_command(tmp_path: Path) -> None:
     assert done.stdout.startswith("harness ")
 
 
+@pytest.mark.parametrize(
+    "wrong", [RuntimeError("so\nand so"), ZeroDivisionError(), KeyError("x"), RecursionError("deep")]
+)
+def test_a_bug_of_the_harness_is_unknown_and_never_broken(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, wrong: Exception
+) -> None:
+    def listing(*_: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr("harness.listing.listing", listing)
+    code, _, errors = tell("list")
+    assert code == 2
+    assert is_one_sentence(errors), errors
+    assert errors.startswith(f"harness: {type(wrong).__name__}: ")
+    assert "::" not in errors
+    assert "this is a bug of the harness" in errors
+
+    monkeypatch.setenv("ROLLOUT_TRACEBACK", "1")
+    code, _, errors = tell("list")
+    assert code == 2
+    assert "Traceback (most recent call last)" in errors
+    assert "this is a bug of the harness" in errors.splitlines()[-1]
+
+
+def test_an_interrupt_is_no_bug(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listing(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.listing.listing", listing)
+    assert tell("list")[2] == "harness: interrupted; what was running has been ended\n"
+
+
 def test_faults_are_listed_with_a_sentence_each(tell: Tell) -> None:
     code, output, _ = tell("list")
     assert code == 0

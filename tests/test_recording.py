@@ -73,6 +73,25 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
         collect([tmp_path])
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ValueError('not\\nso')", "ValueError: not so"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(1)", "SystemExit: 1"),
+        ("import pytest; pytest.skip('not here', allow_module_level=True)", "Skipped: not here"),
+        ("def :", "invalid syntax"),
+        ("from harness import Scenario, models; models.tiny_llama(layers=0)", ""),
+    ],
+)
+def test_a_module_that_raises_is_named_with_what_it_raised(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "test_own.py").write_text(text)
+    with pytest.raises(UsageError, match=r'test_own\.py" cannot be imported: ') as raised:
+        collect([tmp_path])
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_what_a_finding_says_to_type_makes_the_fault_of_its_scenario() -> None:
     tried = set()
     for file, scenarios in collect_by_file([Path(__file__).parents[1] / "scenarios"]).items():
