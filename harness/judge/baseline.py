@@ -153,8 +153,13 @@ class Change:
 
 
 def changes(baseline: Baseline, blocks: Sequence[Block]) -> tuple[Change, ...]:
-    """Compare the median blocks of a run with those of its baseline."""
-    return tuple(
+    """Compare the median blocks of a run with those of its baseline.
+
+    Raises: UsageError when the baseline has no blocks, or a time in it is not above zero.
+    """
+    if not baseline.blocks:
+        raise UsageError(f'the baseline "{baseline.directory}" has no blocks, so nothing can be compared with it')
+    found = tuple(
         Change(
             metric=name,
             baseline_ms=median(block.values[name] for block in baseline.blocks),
@@ -162,6 +167,12 @@ def changes(baseline: Baseline, blocks: Sequence[Block]) -> tuple[Change, ...]:
         )
         for name in FUNCTIONALS
     )
+    if wrong := [change for change in found if change.baseline_ms <= 0]:
+        raise UsageError(
+            f'the baseline "{baseline.directory}" has {wrong[0].baseline_ms:g} ms as {wrong[0].metric}, so nothing can be '
+            "compared with it"
+        )
+    return found
 
 
 def _keys(baselines: Path) -> dict[Path, dict[str, str]]:

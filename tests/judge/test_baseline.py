@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,13 @@ def test_p95_decides_only_where_it_is_known_to_be_steady(
     declared: dict[str, Any] = {"failure_budget": 0.5}
     store_comparison(tmp_path / "run", factor=1.0, pairs=pairs, requests=400, spread=spread, **declared)
     assert load(accept(tmp_path / "run", tmp_path / "kept", arm="old")).gating() == gating
+
+
+def test_a_baseline_that_took_no_time_is_named(tmp_path: Path) -> None:
+    store_comparison(tmp_path / "run", factor=1.0, pairs=4)
+    kept = load(accept(tmp_path / "run", tmp_path / "kept", arm="new"))
+    stopped = tuple(replace(block, values={**block.values, "tpot_ms_p50": 0.0}) for block in kept.blocks)
+    for blocks, said in ((stopped, "has 0 ms as tpot_ms_p50, so nothing can be compared"), ((), "has no blocks")):
+        with pytest.raises(UsageError, match=said):
+            changes(replace(kept, blocks=blocks), kept.blocks)
+    assert all(change.ratio == 1 for change in changes(kept, kept.blocks))
