@@ -68,7 +68,9 @@ def starting(*files: Path) -> Iterator[Starting]:
 
 @pytest.fixture
 def around(pair: Pair, tmp_path: Path) -> Surroundings:
-    return Surroundings(live=private_copy(pair.new, tmp_path / "served"), other=pair.old, work=tmp_path, shared=tmp_path)
+    return Surroundings(
+        live=private_copy(pair.new, tmp_path / "served"), other=pair.old, work=tmp_path, shared=tmp_path
+    )
 
 
 def weights(around: Surroundings) -> list[Path]:
