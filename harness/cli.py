@@ -311,8 +311,8 @@ def _measure(options: argparse.Namespace) -> int:
     )
     for sentence in measured.sentences():
         print(f"harness: {sentence}", file=sys.stderr)
-    print(f"harness: {measured.made} starts recorded, {len(measured.failed)} failed")
-    return EXIT_UNKNOWN if measured.failed else EXIT_HELD
+    print(f"harness: {measured.made} starts recorded, {len(measured.failed)} failed, {len(measured.skipped)} skipped")
+    return EXIT_UNKNOWN if measured.failed or measured.is_nothing else EXIT_HELD
 
 
 def _matrix(options: argparse.Namespace) -> int:

@@ -117,6 +117,13 @@ class Measured:
     label: str  # of the engine
     made: int
     failed: tuple[tuple[str, str], ...]  # scenario, and why nothing is recorded of one start of it
+    skipped: tuple[tuple[str, str], ...] = ()  # scenario, and what is missing here for a start of it
+    there: int = 0  # starts of these scenarios that were recorded before
+
+    @property
+    def is_nothing(self) -> bool:
+        """Say whether nothing is known of these scenarios, before and after."""
+        return not self.made and not self.there
 
     def sentences(self) -> tuple[str, ...]:
         """Return a sentence per start of which nothing is recorded."""
@@ -143,7 +150,7 @@ def measure_starts(
     scenarios = [each for each in collect(paths, select=select) if names is None or each.name in names]
     if not scenarios:
         raise UsageError(f'no scenario whose name holds "{select}" at {", ".join(str(path) for path in paths)}')
-    made, failed = 0, []
+    made, failed, skipped = 0, [], []
     with Run(settings, progress=tell, expectations=into, starter=starter) as run:
         label = run.identity.label
         known = load_expectations(into, label)
@@ -159,6 +166,7 @@ def measure_starts(
                 seen, place = run.start_only(scenario, number)
             except EnvironmentMissing as missing:  # no start was made, and none can be made here
                 tell(f"{scenario.name}: skipped: {missing}")
+                skipped.append((scenario.name, str(missing)))
                 continue
             except HarnessError as error:
                 failed.append((scenario.name, str(error)))
@@ -167,7 +175,8 @@ def measure_starts(
             record_start(into, label, scenario.name, layer=seen.layer, run=name, seen=seen.because)
             tell(f"{scenario.name}: {seen.layer}: {seen.because}")
             made += 1
-    return Measured(label=label, made=made, failed=tuple(failed))
+    there = sum(len(known.get(scenario.name, NOTHING_RECORDED).layers) for scenario in scenarios)
+    return Measured(label=label, made=made, failed=tuple(failed), skipped=tuple(skipped), there=there)
 
 
 def time_left(begun_ns: int, done: int, count: int) -> str:
