@@ -109,7 +109,7 @@ TEXTS: tuple[Text, ...] = (
         why="It ends with 0, which a supervisor with restart-on-failure, and a Kubernetes Job, take for a success: nobody starts "
         "it anew.",
         reports=("vllm-project/vllm#39863", "kserve/kserve#6259"),
-        by_hand=(f"kill -SEGV {CORE}; wait; echo $?   # 0",),
+        by_hand=(f"kill -SEGV {CORE}; wait %1; echo $?   # 0",),
     ),
     Text(
         pattern=r".*(frozen|sigstop|stopped_core).*",
@@ -120,6 +120,7 @@ TEXTS: tuple[Text, ...] = (
         by_hand=(
             f"kill -STOP {CORE}",
             f"{HEALTH}   # 200",
+            f"kill -CONT {CORE}",
         ),
     ),
     Text(

@@ -23,6 +23,10 @@ ASK = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: applicat
   -d '{"model": "tiny", "prompt": [5, 17, 42, 99, 7, 300, 12, 8], "max_tokens": 4, "temperature": 0, "prompt_logprobs": 0}'"""
 
 
+READY = "curl -s -o /dev/null --retry 60 --retry-connrefused --retry-delay 2 http://127.0.0.1:8000/health"
+END = "kill %1; wait %1"  # the next block asks the same port
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """What a scenario does, as far as it takes to do it by hand."""
@@ -40,17 +44,20 @@ def by_hand(declared: Declared, text: Text | None) -> tuple[str, ...]:
     damages = [(name, given) for name, given in declared.faults if is_damage(name)]
     others = [name for name, _ in declared.faults if not is_damage(name) and name not in LAUNCHES]
     is_live = declared.how != "restart"
-    steps = text.by_hand if text is not None else ()
-    if not damages:  # what is loaded is the undamaged new checkpoint
-        steps = tuple(step.replace('"$PWD/damaged"', '"$NEW"') for step in steps)
+    damaged = f"damaged-{declared.name}"  # a block of its own for each: none may serve what another one left
+    # Where nothing is damaged, what is loaded is the new checkpoint.
+    loaded = f'"$PWD/{damaged}"' if damages else '"$NEW"'
+    steps = tuple(step.replace('"$PWD/damaged"', loaded) for step in (text.by_hand if text is not None else ()))
     if not declared.new or len(damages) > 1 or (not steps and (others or is_live)):
         return ()
     needs_old = is_live or any("old" in CATALOGUE[name].needs for name, _ in damages)
     lines = [_make("NEW", declared.new)]
     lines += [_make("OLD", declared.old)] if needs_old and declared.old else []
-    lines += [_damage(name, given) for name, given in damages]
-    served = '"$OLD"' if is_live else "damaged" if damages else '"$NEW"'
-    return (*lines, _serve(served, declared, text), *steps, *([] if steps and not is_live else [ASK]))
+    lines += [_damage(name, given, damaged) for name, given in damages]
+    served = '"$OLD"' if is_live else damaged if damages else '"$NEW"'
+    asked = () if steps and not is_live else (ASK,)
+    has_ended = any("wait %1" in step for step in steps)
+    return (*lines, _serve(served, declared, text), READY, *steps, *asked, *(() if has_ended else (END,)))
 
 
 def by_harness(declared: Declared) -> str:
@@ -71,12 +78,12 @@ def _literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _damage(name: str, parameters: Mapping[str, Any]) -> str:
+def _damage(name: str, parameters: Mapping[str, Any], out: str) -> str:
     settings = [
         f"--set {shlex.quote(f'{key}={_value(value)}')}" for key, value in parameters.items() if value is not None
     ]
     old = ['--old "$OLD"'] if "old" in CATALOGUE[name].needs else []
-    return " ".join(['harness damage "$NEW" --fault', name, *settings, *old, "--out damaged"])
+    return " ".join(['harness damage "$NEW" --fault', name, *settings, *old, f"--out {out}"])
 
 
 def _value(value: Any) -> str:

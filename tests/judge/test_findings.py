@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,11 @@ def test_a_silent_fault_is_shown_with_everything_to_act_on(tmp_path: Path) -> No
     assert "1. A tensor that is larger than its parameter is cut to fit" in page
     assert "| widened tensor | 0.31.0, 0.32.0 |" in page
     assert (
-        f'harness damage "$NEW" --fault widen_tensor --set tensor={DOWN} --set dim=1 --set by=32 --out damaged' in page
+        f'harness damage "$NEW" --fault widen_tensor --set tensor={DOWN} --set dim=1 --set by=32 --out damaged-widened_tensor_on_restart'
+        in page
     )
     assert "models.tiny_llama(seed=2)" in page
-    assert "vllm serve damaged" in page
+    assert "vllm serve damaged-widened_tensor_on_restart " in page
     assert "/v1/completions" in page
     assert "harness expectations measure scenarios/test_some.py -k widened_tensor_on_restart" in page
     assert "**Expected:** An error with both shapes" in page
@@ -147,10 +149,31 @@ def test_a_fault_that_is_no_damage_is_reproduced_by_the_harness_alone() -> None:
     assert "-k nested_move_on_restart" in by_harness(moved)
 
 
+def test_a_block_waits_for_its_server_and_ends_it() -> None:
+    live = declared("reload_with_missing_tensor", ("drop_tensor", {"tensor": DOWN}), how="reload")
+    for each, what in ((WIDENED, None), (live, text_for(live.name, SILENT))):
+        steps = by_hand(each, what)
+        served = next(number for number, step in enumerate(steps) if "vllm serve" in step)
+        assert steps[served].endswith("&")
+        assert "--retry 60 --retry-connrefused --retry-delay 2" in steps[served + 1]
+        assert steps[-1] == "kill %1; wait %1"
+        assert subprocess.run(["bash", "-n"], input="\n".join(steps), text=True, check=False).returncode == 0, steps
+    assert any('"$PWD/damaged-reload_with_missing_tensor"' in step for step in steps)
+
+
+def test_a_block_in_which_the_server_ends_shows_its_own_exit_code() -> None:
+    (text,) = [each for each in TEXTS if any("SEGV" in step for step in each.by_hand)]
+    steps = by_hand(declared("core_killed_while_serving"), text)
+    assert [step for step in steps if "wait" in step] == [step for step in steps if "wait %1; echo $?" in step]
+
+
 def test_launch_faults_are_part_of_the_command() -> None:
     faults = (("beyond_fp16_range", {"tensor": DOWN, "inverse": None}), ("launch_dtype", {"dtype": "float16"}))
     steps = by_hand(declared("values_beyond_fp16_on_restart", *faults), None)
-    assert any(step.startswith("vllm serve damaged") and "--dtype float16" in step for step in steps)
+    assert any(
+        step.startswith("vllm serve damaged-values_beyond_fp16_on_restart ") and "--dtype float16" in step
+        for step in steps
+    )
     assert not any("inverse" in step for step in steps)
 
 
