@@ -126,11 +126,11 @@ def _compare(options: argparse.Namespace) -> int:
 def _verdict(options: argparse.Namespace) -> int:
     from harness.judge.blocks import is_comparison
 
-    each_once = list({run.resolve(): run for run in reversed(options.runs)}.values())[
-        ::-1
-    ]  # a link names no further run
-    runs = [run for run in each_once if is_comparison(run)]
-    others = [run for run in each_once if run not in runs]
+    named: dict[Path, Path] = {}
+    for run in options.runs:
+        named.setdefault(run.resolve(), run)  # a link names no further run
+    runs = [run for run in named.values() if is_comparison(run)]
+    others = [run for run in named.values() if run not in runs]
     if runs and others:
         raise UsageError(f'"{others[0]}" is not a comparison: judge comparisons and rollouts apart')
     if others:
