@@ -198,6 +198,9 @@ def load_run(directory: Path, *, expectations: Path | None = None) -> RunRecord:
     try:
         fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         stored = {name: fields[name] for name in _RUN_FIELDS}
+        for name in ("name", "engine_label"):  # what else is recorded under
+            if not isinstance(stored[name], str):
+                raise TypeError(f"{name} must be a string, got {str(stored[name])[:80]}")
         inside = sorted((directory / "scenarios").iterdir(), key=lambda f: (f.stat().st_ctime_ns, f.name))
         folders = [each for each in inside if each.is_dir()]
     except (OSError, *MALFORMED) as error:

@@ -200,6 +200,14 @@ def test_what_is_no_run_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureF
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["name", "engine_label"])
+def test_a_run_that_is_recorded_under_no_text_is_named(run: Path, name: str) -> None:
+    fields = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**fields, name: 1}))
+    with pytest.raises(UsageError, match=f"is not a run of this harness: {name} must be a string, got 1"):
+        load_run(run)
+
+
 def test_results_that_cannot_be_written_are_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
     with pytest.raises(UsageError, match="cannot be written"):
