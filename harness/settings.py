@@ -119,7 +119,10 @@ def _flag(value: bool | str) -> bool:
 
 def _path(value: str) -> Path:
     # Not resolved: the symlink of a virtual environment's interpreter is what makes it one.
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # "~name/..." of nobody here
+        raise UsageError(f'"{value}" is no path here: {error}') from error
 
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {

@@ -117,6 +117,7 @@ def test_absent_image_and_absent_nvidia_runtime(tell: Tell, monkeypatch: pytest.
         (["run", "rollouts", "--old", "nowhere", "--new", "rollouts"], 'nowhere" is not a readable directory'),
         (["run", "rollouts", "--old", "rollouts", "--new", "rollouts"], "config_absent"),
         (["run", "rollouts", "--results", "rollouts/test_widened.py"], "test_widened.py"),
+        (["run", "rollouts", "--results", "~nosuchuser/x"], '"~nosuchuser/x" is no path here: '),
         (["run", "rollouts", "--results", "/proc/nowhere"], 'the results directory "/proc/nowhere" cannot be written'),
         (["judge", "nowhere"], '"nowhere" is not a run of this harness: No such file or directory'),
         (["judge", "rollouts"], '"rollouts" is not a run of this harness'),
