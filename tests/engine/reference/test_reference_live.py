@@ -16,6 +16,7 @@ from harness.clock import poll_until
 from harness.engine.dev_api import DevApi, reloadable
 from harness.engine.launch import Launch
 from harness.engine.process_child import ProcessEngine
+from harness.engine.reference.version import STEP_MS_VARIABLE
 from harness.guards.canary import LogprobRows, complete, largest_difference, prompt_logprobs_of, request_body
 from harness.guards.decoded import Steps, decode
 from harness.under_way import UnderWay
@@ -23,6 +24,8 @@ from harness.under_way import UnderWay
 PROMPTS = [[5, 6, 7, 8], [100, 200]]
 LONG = tuple(range(3, 60))
 DOWN = "model.layers.1.mlp.down_proj.weight"
+# An answer that surely takes longer than a reload: a second and a half.
+TOKENS, STEP_MS = 150, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,9 @@ class Live:
 
 @pytest.fixture
 def live(checkpoint: Path, tmp_path: Path, start_ready: Start) -> Callable[..., Live]:
-    def start(*defects: str, is_dev: bool = True) -> Live:
+    def start(*defects: str, is_dev: bool = True, step_ms: float = 0) -> Live:
         wanted = reloadable(Launch(checkpoint_root=tmp_path, checkpoint_name="good"))
-        environment = wanted.environment if is_dev else ()
+        environment = (*(wanted.environment if is_dev else ()), (STEP_MS_VARIABLE, f"{step_ms:g}"))
         engine = start_ready(
             checkpoint, *defects, extra_arguments=wanted.extra_arguments, environment=environment, max_model_len=256
         )
@@ -143,8 +146,8 @@ def test_defect_checksums_of_nothing(live: Callable[..., Live]) -> None:
 
 
 def test_reload_under_requests_is_refused_until_they_have_ended(live: Callable[..., Live]) -> None:
-    running = live()
-    under_way = UnderWay(running.api, "rollout", [(5, 6), (7, 8)], max_tokens=240)
+    running = live(step_ms=STEP_MS)
+    under_way = UnderWay(running.api, "rollout", [(5, 6), (7, 8)], max_tokens=TOKENS)
     assert running.api.reload_weights(str(running.new)).status == 409
     assert not running.api.reset_prefix_cache().is_ok
     assert running.api.pause().is_ok
@@ -160,17 +163,17 @@ def test_reload_under_requests_is_refused_until_they_have_ended(live: Callable[.
 
 
 def test_defect_reloads_under_requests_mixes_their_answers(live: Callable[..., Live]) -> None:
-    running = live("reloads_under_requests")
-    whole = decode(running.api, "rollout", (5, 6), max_tokens=240)
-    under_way = UnderWay(running.api, "rollout", [(5, 6)], max_tokens=240)
+    running = live("reloads_under_requests", step_ms=STEP_MS)
+    whole = decode(running.api, "rollout", (5, 6), max_tokens=TOKENS)
+    under_way = UnderWay(running.api, "rollout", [(5, 6)], max_tokens=TOKENS)
     assert running.api.reload_weights(str(running.new)).is_ok
     stream = under_way._streams[0]
     assert stream.thread is not None
     stream.thread.join(20)
-    assert len(stream.tokens) == 240
+    assert len(stream.tokens) == TOKENS
     assert stream.tokens[0] == whole.tokens[0]
     assert tuple(stream.tokens) != whole.tokens
-    assert tuple(stream.tokens) != decode(running.api, "rollout", (5, 6), max_tokens=240).tokens
+    assert tuple(stream.tokens) != decode(running.api, "rollout", (5, 6), max_tokens=TOKENS).tokens
 
 
 def test_what_is_not_known_is_refused(live: Callable[..., Live]) -> None:
