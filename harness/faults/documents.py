@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.faults import FAULTS
-from harness.faults.catalogue import CATALOGUE, Entry
+from harness.faults.catalogue import CATALOGUE
+from harness.faults.entry import Entry
 from harness.faults.rows import ROWS
 
 ID = re.compile(r"\b[DCLMKUPN]\d\d\b")
