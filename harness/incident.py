@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Incident:
     ground: Ground
     service: Service
     _struck: list[tuple[LiveFault, Struck]] = field(default_factory=list)
+    _undos: list[Callable[[], None]] = field(default_factory=list)  # of strikes that were interrupted too
 
     @property
     def faults(self) -> Sequence[LiveFault]:
@@ -49,6 +50,7 @@ class Incident:
             other=ground.new if expects is Answer.OLD else ground.old,
             work=ground.work,
             shared=ground.cache.parent,
+            undos=self._undos,
         )
         running = engine.engine if isinstance(engine, HandedOn) else engine
         for fault in self.faults:
@@ -103,6 +105,8 @@ class Incident:
     def finish(self) -> None:
         """Undo everything, also where one of the faults cannot be undone. Idempotent."""
         with contextlib.ExitStack() as stack:
+            for undo in self._undos:
+                stack.callback(undo)
             for _, struck in self._struck:
                 stack.callback(struck.finish, limit_s=0)
 

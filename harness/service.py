@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.clock import poll_until
+from harness.clock import now_ns, poll_until, seconds_between
 from harness.engine.engine import Engine, HandedOn
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.errors import EngineNotReady, WaitExpired
@@ -116,14 +117,21 @@ class Service:
             self.stop(before, how="replaced")
 
     def stop(self, engine: Engine, *, how: str) -> None:
-        """End an engine and record how it ended."""
+        """End an engine and record how it ended, and how long it took when it did not listen."""
         if self.watcher is not None:
             self.watcher.unwatch(engine.incarnation)
         self._engines.remove(engine)
         if engine is self.serving:
             self.serving = None
+        was_running, asked_ns = engine.exit_code() is None, now_ns()
         code = engine.stop()
-        self._event(EventKind.ENGINE_STOPPED, incarnation=engine.incarnation, exit_code=code, how=how)
+        took_s = round(seconds_between(asked_ns, now_ns()), 3)
+        is_killed = was_running and code == -signal.SIGKILL
+        because = (
+            f"it had not ended when its time to end was over, and was killed after {took_s:g} s" if is_killed else ""
+        )
+        data = {"exit_code": code, "how": how, "took_s": took_s, "because": because}
+        self._event(EventKind.ENGINE_STOPPED, incarnation=engine.incarnation, **data)
 
     def stop_failed(self) -> None:
         """End every engine that users are not sent to."""

@@ -12,10 +12,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.clock import Deadline, poll_until
+from harness.engine.proc import signal_if
 from harness.errors import WaitExpired
 from harness.label import (
     DIRECTORY_PREFIX,
@@ -92,8 +94,8 @@ def end(label: RunLabel, *, limit_s: float = 10.0, settle_s: float = 0.0, docker
         for pid in left.processes:
             segments.update(_segments_of(pid))
         for pid in left.processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):
+                signal_if(pid, signal.SIGKILL, partial(_wears, pid, label))
         if left.containers or left.networks:
             _remove_from_docker(left.containers, left.networks)
         for directory in left.directories:
@@ -223,17 +225,25 @@ def _open_up(name: str, *, inside: int | None = None) -> None:
 
 
 def _labelled_processes() -> Iterable[tuple[int, str]]:
-    marker = f"{LABEL_VARIABLE}=".encode()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        for variable in environment.split(b"\0"):
-            if variable.startswith(marker):
-                yield int(entry.name), variable[len(marker) :].decode("ascii", "replace")
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            for label in _labels_of(int(entry.name)):
+                yield int(entry.name), label
+
+
+def _labels_of(pid: int) -> list[str]:
+    marker = f"{LABEL_VARIABLE}=".encode()
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return []
+    worn = [variable for variable in environment.split(b"\0") if variable.startswith(marker)]
+    return [variable[len(marker) :].decode("ascii", "replace") for variable in worn]
+
+
+def _wears(pid: int, label: RunLabel) -> bool:
+    """Say whether the process of this number wears the label now."""
+    return str(label) in _labels_of(pid)
 
 
 def _labelled_in_docker() -> tuple[list[tuple[str, str, str]], str]:

@@ -407,3 +407,16 @@ def test_the_watchdog_is_ours_wherever_the_user_stands(
     monkeypatch.chdir(tmp_path)
     with watchdog.watch(label) as pid:
         assert Path(f"/proc/{pid}").exists()
+
+
+def test_whoever_has_the_number_of_a_listed_process_by_now_is_not_ended(
+    label: RunLabel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = labelled_process(replace(label, token="ffffff"))
+    monkeypatch.setattr(sweep, "_labelled_processes", lambda: [(other.pid, str(label))])
+    try:
+        assert sweep.end(label, limit_s=0.3, docker=False).processes == (other.pid,)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(LIMIT_S)

@@ -44,7 +44,7 @@ class RawTensor:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview  # a view of bytes: of an array, or of a file that is mapped
 
 
 def load_shard(path: Path) -> dict[str, RawTensor]:
@@ -73,7 +73,7 @@ def save_shard(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[s
     for name, tensor in tensors.items():
         if tensor.dtype not in LIBRARY_DTYPES:
             raise UsageError(f'tensor "{name}" has dtype "{tensor.dtype}", expected one of {", ".join(LIBRARY_DTYPES)}')
-        pointer = ctypes.c_char_p(tensor.data)
+        pointer = ctypes.c_char_p(bytes(tensor.data))
         keep.append(pointer)
         address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
         specs[name] = safetensors.TensorSpec(

@@ -143,12 +143,12 @@ class ContainerEngine:
             f"for d in /proc/[0-9]*; do {_FIND_ROLE[role]}; pid=${{d#/proc/}}; [ $pid = $$ ] && continue; "
             f"kill -{number} $pid && echo $pid && exit; done 2>/dev/null; exit 1"
         )
+        if number == signal.SIGSTOP:
+            self._is_frozen = True  # before it is: an interrupt in the middle must not hide it
         with docker_sentence(f'signal {number} to the {role} of engine "{self._incarnation}"'):
             done = self._container.exec_run(["sh", "-c", script])
         if done.exit_code != 0:
             raise HarnessError(f'engine "{self._incarnation}" has no {role} process that takes signal {number}')
-        if number == signal.SIGSTOP:
-            self._is_frozen = True
         assert isinstance(done.output, bytes)
         return int(done.output.split()[0])
 

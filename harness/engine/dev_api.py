@@ -69,29 +69,57 @@ class DevApi(EngineApi):
         """Forget every computed prefix; `success` is false while requests hold blocks of it."""
         return self.call("POST", "/reset_prefix_cache")
 
+    def is_paused(self) -> Reply:
+        """Ask whether it computes, `is_paused` in the body."""
+        return self.call("GET", "/is_paused")
+
     def checksums(self) -> Reply:
         """Ask for a digest per parameter, `checksums` in the body."""
         return self.call("POST", "/weight_checker", {"action": "checksum"}, name="weight_checker")
+
+    def compare_checksums(self, baseline: Mapping[str, str]) -> Reply:
+        """Let it compare the digests of now with these, `match` and `mismatches` in the body."""
+        return self.call("POST", "/weight_checker", {"action": "compare", "baseline": dict(baseline)})
+
+    def reset_weights(self) -> Reply:
+        """Let it zero its weights in place, so that weights that do not arrive afterwards show."""
+        return self.call("POST", "/weight_checker", {"action": "reset"})
 
     def weight_info(self) -> Reply:
         """Ask for the version of the weights, `weight_version` in the body."""
         return self.call("GET", "/weight_info")
 
+    def update_weight_version(self, version: str) -> Reply:
+        """Give the weights a version; they stay as they are."""
+        return self.call("POST", "/update_weight_version", {"new_version": version})
+
+    def init_weight_transfer(self, **how: Any) -> Reply:
+        """Prepare a transfer engine; what it takes is its own."""
+        return self.call("POST", "/init_weight_transfer_engine", {"init_info": how})
+
     def start_weight_update(self) -> Reply:
         """Begin an update of weights that come over a transfer engine."""
         return self.call("POST", "/start_weight_update")
+
+    def update_weights(self, **what: Any) -> Reply:
+        """Let weights come over the transfer engine; what it takes is its own."""
+        return self.call("POST", "/update_weights", {"update_info": what})
 
     def finish_weight_update(self, version: str | None = None) -> Reply:
         """End such an update, and give the weights a version."""
         return self.call("POST", "/finish_weight_update", {"weight_version": version})
 
-    def sleep(self, *, level: int = 1) -> Reply:
-        """Give memory back: level 1 keeps the weights on the host, level 2 drops them."""
-        return self.call("POST", f"/sleep?level={level}")
+    def sleep(self, *, level: int = 1, mode: str = "abort") -> Reply:
+        """Give memory back: level 1 keeps the weights on the host, level 2 drops them. Requests under way: as in a pause."""
+        return self.call("POST", f"/sleep?{urlencode({'level': level, 'mode': mode})}")
 
     def wake_up(self) -> Reply:
-        """Take memory again."""
+        """Take memory again, `status` in the body: "awake" when all of it is there."""
         return self.call("POST", "/wake_up")
+
+    def is_sleeping(self) -> Reply:
+        """Ask whether it sleeps, `is_sleeping` in the body."""
+        return self.call("GET", "/is_sleeping")
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, name: str = "") -> Reply:
         """Make one call and return what was answered."""

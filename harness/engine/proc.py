@@ -1,8 +1,10 @@
-"""What the kernel says about one process of this machine, read from `/proc`."""
+"""What the kernel says about one process of this machine, read from `/proc`, and signals that reach that process alone."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,41 @@ ZOMBIE_OR_DEAD = "ZX"
 STOPPED = "T"
 
 
+def signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> bool:
+    """Send a signal to the process of this number if it is the one that is meant; return whether it was sent.
+
+    A process that was listed may have ended, and its number be another's by now. So the process is taken hold of first, and
+    looked at then: whatever takes the number over afterwards is not hit.
+    Raises: PermissionError when this user may not.
+    """
+    try:
+        held = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_meant():
+            return False
+        signal.pidfd_send_signal(held, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Proc:
     """One process, told apart from a later one of the same number by when it started."""
 
     pid: int
     start_ticks: int
+
+    def signal(self, number: int) -> bool:
+        """Send it a signal; return whether it was there to get one. Never reaches a later process of its number.
+
+        Raises: PermissionError when this user may not.
+        """
+        return signal_if(self.pid, number, lambda: self.state() != GONE)
 
     def state(self) -> str:
         """Return the kernel's letter for its state (R, S, D, T, Z ...), or "" once it is gone."""
@@ -30,26 +61,53 @@ class Proc:
 
     def maps(self, file: FileId) -> bool:
         """Say whether a file is mapped into its memory."""
-        try:
-            lines = Path(f"/proc/{self.pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return False
-        return any(file.is_in(line.split(maxsplit=5)) for line in lines)
+        return any(file.is_in(line.split(maxsplit=5)) for line in self._lines("maps"))
 
     def has_open(self, file: FileId) -> bool:
         """Say whether one of its file descriptors is this file."""
+        return any(True for _ in self._descriptors(file))
+
+    def mapped_in_bytes(self, file: FileId) -> int:
+        """Return how much of a mapped file this process has touched, by its largest mapping: what is in its page table.
+
+        The kernel brings in what lies around a byte that is asked for, so that a small number says nothing.
+        """
+        largest, is_of_file = 0, False
+        for line in self._lines("smaps"):
+            fields = line.split(maxsplit=5)
+            if fields and "-" in fields[0] and not fields[0].endswith(":"):
+                is_of_file = file.is_in(fields)
+            elif is_of_file and fields and fields[0] == "Rss:":
+                largest = max(largest, int(fields[1]) * 1024)
+        return largest
+
+    def read_to_byte(self, file: FileId) -> int:
+        """Return how far into a file it has read, by the farthest of its descriptors; 0 when it has none."""
+        farthest = 0
+        for descriptor in self._descriptors(file):
+            for line in self._lines(f"fdinfo/{descriptor}"):
+                if line.startswith("pos:"):
+                    farthest = max(farthest, int(line.split()[1]))
+        return farthest
+
+    def _descriptors(self, file: FileId) -> Iterator[str]:
         try:
             entries = os.listdir(f"/proc/{self.pid}/fd")
         except OSError:
-            return False
+            return
         for entry in entries:
             try:
                 status = os.stat(f"/proc/{self.pid}/fd/{entry}")
             except OSError:
                 continue
             if (status.st_dev, status.st_ino) == (file.device, file.inode):
-                return True
-        return False
+                yield entry
+
+    def _lines(self, name: str) -> list[str]:
+        try:
+            return Path(f"/proc/{self.pid}/{name}").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
 
 
 @dataclass(frozen=True, slots=True)

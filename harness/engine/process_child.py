@@ -17,6 +17,7 @@ import psutil
 
 from harness.clock import now_ns, poll_until
 from harness.engine.engine import EngineSite
+from harness.engine.proc import signal_if
 from harness.engine.ready import copy_log, wait_healthy
 from harness.errors import HarnessError, LeftOver, UsageError, WaitExpired
 from harness.label import LABEL_VARIABLE, SHARED_MEMORY
@@ -300,5 +301,4 @@ def _title(process: psutil.Process) -> str:
 
 def _signal_all(processes: Sequence[psutil.Process], signal_number: int) -> None:
     for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal_number)
+        signal_if(process.pid, signal_number, process.is_running)

@@ -11,9 +11,10 @@ OF_ENGINES: dict[str, Entry] = {
         cost=NOTHING,
     ),
     "changed_while_loading": Entry(
-        what="A weight file is cut short, or the other checkpoint's is written over it, while a starting engine has it mapped.",
+        what="A weight file is cut short, or the other checkpoint's is written over it, while a starting engine has read some of "
+        "its tensors and not all: the kernel says how far it is.",
         by_hand="while the engine loads: `truncate -s 4096 live/model.safetensors`, or `cp old/model.safetensors live/`",
-        needs=("files of some MB, so that the engine is seen in the middle",),
+        needs=("files of more than 4 MiB, so that the engine is seen in the middle",),
         cost="one shard, put back afterwards",
     ),
     "cold_compile_cache": Entry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
-    """Return a tensor with its bytes as they are on disk; None when it is absent."""
+    """Return a tensor with its bytes as they are on disk; None when it is absent.
+
+    The file is mapped, not read: it may be given another file's name meanwhile, but must not be cut. Bytes that are written to
+    in memory are this tensor's own, page by page; the file never changes.
+    """
     header = read_shard(path / shard)
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None
+    if tensor.size_bytes == 0:
+        return RawTensor(tensor.dtype, tensor.shape, b"")
+    begin = header.data_start_byte + tensor.begin_byte
+    before = begin % mmap.ALLOCATIONGRANULARITY
     with (path / shard).open("rb") as file:
-        file.seek(header.data_start_byte + tensor.begin_byte)
-        return RawTensor(tensor.dtype, tensor.shape, file.read(tensor.size_bytes))
+        mapped = mmap.mmap(file.fileno(), before + tensor.size_bytes, access=mmap.ACCESS_COPY, offset=begin - before)
+    return RawTensor(tensor.dtype, tensor.shape, memoryview(mapped)[before:])
 
 
 def holds_tensor(path: Path, shard: str, name: str, wanted: RawTensor) -> bool:

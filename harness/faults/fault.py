@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
@@ -135,6 +135,9 @@ class Surroundings:
     other: Path  # the checkpoint it was not started on, undamaged; only read
     work: Path  # scratch that a sweep removes, with what is mounted there
     shared: Path  # the same in shared memory; what its SEGMENTS_RECORD names is removed with it
+    undos: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # of what acts; added first, called if a strike is cut short
 
 
 class Struck(Acting, Protocol):

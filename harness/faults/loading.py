@@ -1,7 +1,9 @@
 """A weight file that changes under an engine while it loads it: cut short, or written over.
 
-The engine is watched until it holds the file, open or mapped, and frozen for the moment of the change: so it is known that
-the change came in the middle, and the rest is up to the engine. Who reads a cut file through a mapping ends by SIGBUS.
+An engine opens a weight file more than once: it lists it, reads its header, and then its tensors. So whichever of its
+processes holds the file is frozen, and the kernel is asked how much of it that process has read: by the pages of its mapping,
+or by how far a descriptor got. When that is more than a header brings in and less than all, the file is changed; else the
+process runs on for a moment. Who reads a cut file through a mapping ends by SIGBUS.
 Source: taxonomy rows D18, D19; section 8 there.
 """
 
@@ -11,8 +13,8 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,17 +22,19 @@ from typing import Any, ClassVar, Literal
 
 from harness.checkpoint.copy import refuse_shared
 from harness.checkpoint.hashing import Part, hash_parts
-from harness.clock import Deadline, poll_until
+from harness.clock import Deadline, pause, poll_until
 from harness.engine.engine import Engine, EngineIdentity, Inspectable
 from harness.engine.proc import STOPPED, FileId, Proc, find
 from harness.engine.ready import HEALTHY, probe_health
-from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError, WaitExpired
+from harness.errors import CheckpointDefect, FaultNotApplicable, ScenarioInvalid, UsageError, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
+from harness.faults.load_progress import FOLIO_BYTES, Load, Progress
 
 HOWS = ("cut", "overwritten")
 KEPT_BYTES = 4096  # of a file that is cut: its header may be whole, its tensors are not
 HOLD_LIMIT_S = 240.0
 LOOK_EVERY_S = 0.002  # a small file is held for some tens of milliseconds
+STEP_S = 0.0005  # how long a process that holds the file runs on before it is frozen again
 LIST_EVERY_S = 0.25
 ASK_EVERY_S = 1.0
 FREEZE_LIMIT_S = 5.0
@@ -40,7 +44,7 @@ How = Literal["cut", "overwritten"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedWhileLoading:
-    """A weight file that is cut or written over while an engine holds it."""
+    """A weight file that is cut or written over while an engine reads its tensors."""
 
     name: ClassVar[str] = "changed_while_loading"
     fault_id: ClassVar[str] = "D18"
@@ -68,37 +72,32 @@ class ChangedWhileLoading:
         whole = surroundings.work / f"before-{path.name}"
         shutil.copy2(path, whole)  # before anything is changed: what is put back
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
-        before = {"size_bytes": path.stat().st_size, "blake3": _digest(path)}
-        file = FileId.of(path)
-        how_held = ""
+        file, load = FileId.of(path), Load.of(path)
+        before = {"size_bytes": load.size_bytes, "blake3": _digest(path)}
         try:
-            holder = _await_holder(engine, file)
-            if holder is not None:
-                with _frozen(holder):
-                    how_held = "mapped" if holder.maps(file) else "open" if holder.has_open(file) else "no longer"
-                    if self.how == "cut":
-                        os.truncate(path, KEPT_BYTES)
-                    else:
-                        _write_over(other, path)
+            with ExitStack() as held:
+                moment, closest = _stop_in_the_middle(engine, load, held)
+                if moment is not None and self.how == "cut":
+                    os.truncate(path, KEPT_BYTES)
+                elif moment is not None:
+                    _write_over(other, path)
         except BaseException:
             os.replace(whole, path)
             raise
 
         def prove() -> Injected:
-            after = {"size_bytes": path.stat().st_size, "blake3": _digest(path), "held": how_held}
-            is_same_file = FileId.of(path) == file
-            is_changed = after["blake3"] != before["blake3"] and is_same_file
-            held = (
-                f"process {holder.pid} had it {how_held}" if holder else "no process of the engine was seen to hold it"
-            )
+            after = {"size_bytes": path.stat().st_size, "blake3": _digest(path)}
+            is_changed = after["blake3"] != before["blake3"] and FileId.of(path) == file
+            seen = moment or closest
+            read = {"held": seen.how, "read_bytes": seen.read_bytes, "pid": seen.pid} if seen else {"held": ""}
             return Injected(
                 fault=self.name,
                 fault_id=self.fault_id,
-                proved=is_changed and how_held in ("mapped", "open"),
+                proved=is_changed and moment is not None and load.is_in_the_middle(moment),
                 because=f'"{path.name}" was {self.how if is_changed else "not changed"} in place '
-                f"({before['size_bytes']:,} bytes before, {after['size_bytes']:,} after); {held} at that moment",
+                f"({before['size_bytes']:,} bytes before, {after['size_bytes']:,} after); {load.told(moment, closest)}",
                 before=before,
-                after=after,
+                after={**after, **read},
             )
 
         return _Changed(self, prove(), prove, path, whole)
@@ -143,70 +142,87 @@ def _shard(live: Path, number: int) -> Path:
     try:
         path = shards[number]
         refuse_shared(path)
+        load = Load.of(path)
     except IndexError:
         raise FaultNotApplicable(f'"{live}" has {len(shards)} weight files, number {number} was asked for') from None
     except UsageError as error:
         raise FaultNotApplicable(f"a fault may not change a file that is not its own: {error}") from error
-    if path.stat().st_size <= KEPT_BYTES:
+    except CheckpointDefect as error:
+        raise FaultNotApplicable(f'"{live}" cannot be loaded: {error}') from error
+    least = load.header_reach_bytes + FOLIO_BYTES
+    if load.size_bytes <= least:
         raise FaultNotApplicable(
-            f'"{path.name}" has {path.stat().st_size:,} bytes, more than {KEPT_BYTES:,} are needed'
+            f'"{path.name}" has {load.size_bytes:,} bytes, more than {least:,} are needed for a middle that can be seen'
         )
     return path
 
 
-def _await_holder(engine: Engine, file: FileId) -> Proc | None:
-    """Wait until a process of the engine has the file open or mapped; None when it ended or became ready before.
+def _stop_in_the_middle(engine: Engine, load: Load, held: ExitStack) -> tuple[Progress | None, Progress | None]:
+    """Wait until a process of the engine is in the middle of the file; it stands still until `held` is closed.
 
-    Raises: FaultNotApplicable when the engine's processes cannot be seen.
+    Returns how far it is; None when the engine ended or became ready before. The second value is the farthest that was seen.
+    Raises: FaultNotApplicable when the engine's processes cannot be seen or stopped.
     """
     if not isinstance(engine, Inspectable):
         raise FaultNotApplicable(f'the processes of engine "{engine.incarnation}" cannot be looked at')
     processes: list[Proc] = []
+    farthest: Progress | None = None
     next_list, next_ask = Deadline.after(0), Deadline.after(ASK_EVERY_S)
 
-    def look() -> Proc | str | None:
-        nonlocal processes, next_list, next_ask
+    def look() -> Progress | str | None:
+        nonlocal processes, farthest, next_list, next_ask
         if next_list.is_expired():
             next_list = Deadline.after(LIST_EVERY_S)
             processes = [proc for pid in engine.processes("all") if (proc := find(pid)) is not None]
             if engine.exit_code() is not None:
                 return "ended"
-        holder = next((proc for proc in processes if proc.has_open(file) or proc.maps(file)), None)
-        if holder is None and next_ask.is_expired():
+        for proc in processes:
+            while proc.has_open(load.file) or proc.maps(load.file):
+                held.callback(_thaw, proc)  # before it is frozen: an interrupt in between must not leave it so
+                _freeze(proc)
+                seen = load.progress(proc)
+                if load.is_in_the_middle(seen):
+                    return seen
+                held.close()
+                if farthest is None or seen.read_bytes >= farthest.read_bytes:
+                    farthest = seen
+                if load.is_over(seen) or next_ask.is_expired():
+                    break
+                pause(STEP_S)
+        if next_ask.is_expired():
             next_ask = Deadline.after(ASK_EVERY_S)
             if probe_health(engine.endpoint, limit_s=ASK_EVERY_S) == HEALTHY:
                 return "ready"
-        return holder
+        return None
 
     try:
-        seen = poll_until(look, what="the engine holds the weight file", limit_s=HOLD_LIMIT_S, every_s=LOOK_EVERY_S)
+        seen = poll_until(look, what="the engine loads the weight file", limit_s=HOLD_LIMIT_S, every_s=LOOK_EVERY_S)
     except WaitExpired:
-        return None
-    return seen if isinstance(seen, Proc) else None
+        return None, farthest
+    return (seen if isinstance(seen, Progress) else None), farthest
 
 
-@contextmanager
-def _frozen(proc: Proc) -> Iterator[None]:
-    """Stop a process inside the block. If this process dies meanwhile, a sweep ends the engine, frozen or not.
+def _freeze(proc: Proc) -> None:
+    """Stop a process, or leave it alone when it has ended. If this process dies meanwhile, a sweep ends the engine anyway.
 
     Raises: FaultNotApplicable when it cannot be stopped.
     """
     try:
-        os.kill(proc.pid, signal.SIGSTOP)
-    except (PermissionError, ProcessLookupError) as error:
+        proc.signal(signal.SIGSTOP)
+    except PermissionError as error:
         raise FaultNotApplicable(f"process {proc.pid} cannot be stopped: {error.strerror}") from error
-    try:
-        with suppress(WaitExpired):
-            poll_until(
-                lambda: True if proc.state() == STOPPED else None,
-                what=f"process {proc.pid} is frozen",
-                limit_s=FREEZE_LIMIT_S,
-                every_s=0.001,
-            )
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(proc.pid, signal.SIGCONT)
+    with suppress(WaitExpired):
+        poll_until(
+            lambda: True if proc.state() == STOPPED or not proc.is_running() else None,
+            what=f"process {proc.pid} is frozen",
+            limit_s=FREEZE_LIMIT_S,
+            every_s=STEP_S,
+        )
+
+
+def _thaw(proc: Proc) -> None:
+    with suppress(PermissionError):
+        proc.signal(signal.SIGCONT)
 
 
 def _write_over(source: Path, target: Path) -> None:
@@ -219,7 +235,7 @@ def _digest(path: Path) -> str:
 
 
 def changed_while_loading(how: How = "cut", *, shard: int = -1) -> ChangedWhileLoading:
-    """Cut a weight file, or write the other checkpoint's over it, while an engine that starts has it open or mapped.
+    """Cut a weight file, or write the other checkpoint's over it, while an engine that starts reads its tensors.
 
     Needs files large enough to be seen in the middle: some MB. Source: taxonomy rows D18, D19.
     """

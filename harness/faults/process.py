@@ -7,7 +7,6 @@ Source: taxonomy rows M02, M03, M04, M08.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from harness.engine.engine import Engine, EngineIdentity, Inspectable, Killable,
 from harness.engine.proc import STOPPED, Proc, find
 from harness.errors import FaultNotApplicable, HarnessError, ScenarioInvalid, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
+from harness.guards.segments import is_segment
 from harness.label import SEGMENTS_RECORD, SHARED_MEMORY
 
 ROLES = ("core", "server", "worker")
@@ -28,7 +28,6 @@ SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
 ACT_LIMIT_S = 10.0
 FREEZE_ALL_LIMIT_S = 1.0
 END_SEEN_LIMIT_S = 3.0  # an engine in a container asks Docker once a second whether it has ended
-SEGMENTS = ("vllm_", "psm_", "sem.")
 
 
 @dataclass(slots=True)
@@ -132,11 +131,24 @@ class FrozenProcess:
         core, *workers = _processes(engine, "core")
         free = [proc for proc in (core, *workers) if proc.state() != STOPPED]
         states = _states((core, *workers))
-        engine.pause()
-        _await(lambda: core.state() == STOPPED, what="the core is frozen")
-        # Not every engine freezes its workers with the core.
-        limit_s = FREEZE_ALL_LIMIT_S if workers else 0.0
-        _await(lambda: all(proc.state() == STOPPED for proc in free), what="its workers are frozen", limit_s=limit_s)
+
+        def resume() -> None:
+            if any(proc.state() == STOPPED for proc in free):
+                engine.resume()
+                _await(lambda: STOPPED not in _states(free).values(), what="the core runs on")
+
+        surroundings.undos.append(resume)
+        try:
+            engine.pause()
+            _await(lambda: core.state() == STOPPED, what="the core is frozen")
+            # Not every engine freezes its workers with the core.
+            limit_s = FREEZE_ALL_LIMIT_S if workers else 0.0
+            _await(
+                lambda: all(proc.state() == STOPPED for proc in free), what="its workers are frozen", limit_s=limit_s
+            )
+        except BaseException:  # an interrupt too: what was frozen by then must run on
+            resume()
+            raise
         targets = [proc for proc in free if proc.state() == STOPPED] or [core]
         before = {str(target.pid): states[str(target.pid)] for target in targets}
 
@@ -150,11 +162,6 @@ class FrozenProcess:
                 {"states": before},
                 {"states": after},
             )
-
-        def resume() -> None:
-            if any(target.state() == STOPPED for target in targets):
-                engine.resume()
-                _await(lambda: STOPPED not in _states(targets).values(), what="the core runs on")
 
         def prove_end() -> Injected:
             left = [target for target in targets if target.state() == STOPPED]
@@ -238,18 +245,20 @@ def _processes(engine: Engine, role: str) -> tuple[Proc, ...]:
 def _signal(target: Proc, number: int) -> None:
     """Send a signal to one process.
 
-    Raises: FaultNotApplicable when this user may not.
+    Raises: FaultNotApplicable when it has ended, or this user may not.
     """
     try:
-        os.kill(target.pid, number)
-    except (PermissionError, ProcessLookupError) as error:
+        was_there = target.signal(number)
+    except PermissionError as error:
         raise FaultNotApplicable(f"process {target.pid} cannot be signalled: {error.strerror}") from error
+    if not was_there:
+        raise FaultNotApplicable(f"process {target.pid} cannot be signalled: it has ended")
 
 
 def _signal_all(targets: Sequence[Proc], number: int) -> None:
     for target in targets:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(target.pid, number)
+        with suppress(PermissionError):
+            target.signal(number)
 
 
 def _await(ask: Callable[[], bool], *, what: str, limit_s: float | None = None) -> None:
@@ -287,7 +296,7 @@ def _mapped_segments(targets: Sequence[Proc]) -> set[str]:
             for line in Path(f"/proc/{target.pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 name = line.partition(f" {SHARED_MEMORY}/")[2]
                 inode = line.split(maxsplit=5)[4]
-                if name.startswith(SEGMENTS) and (SHARED_MEMORY / name).stat().st_ino == int(inode):
+                if is_segment(name) and (SHARED_MEMORY / name).stat().st_ino == int(inode):
                     names.add(name)
     return names
 

@@ -89,7 +89,9 @@ def _header(
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _pieces(kept: list[tuple[str, Tensor | RawTensor]], shard: Shard) -> Iterator[tuple[int, int, bytes | None]]:
+def _pieces(
+    kept: list[tuple[str, Tensor | RawTensor]], shard: Shard
+) -> Iterator[tuple[int, int, bytes | memoryview | None]]:
     """Yield the data section: ranges of the old file, as long as they can be, and the bytes of changed tensors."""
     begin = end = 0
     for _, tensor in kept:

@@ -16,7 +16,7 @@ from harness.faults.fault import Injected, parameters_of
 from harness.faults.proof import prove
 from harness.faults.target import Target
 from harness.faults.tensors import replace_tensor
-from harness.faults.values import FLOAT_DTYPES, from_float32, from_words, to_float32, words
+from harness.faults.values import FLOAT_DTYPES, from_float32, to_float32, words
 
 VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -37,8 +37,8 @@ class FlipBit:
     def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
         own = Target.open(target, old=old)
         found = own.find(self.tensor)
-        was = own.read(found)
-        values = words(was).reshape(-1).copy()
+        was, wanted = own.read(found), own.read(found)
+        values = words(wanted).reshape(-1)
         bits = BITS_OF_DTYPE[found.dtype]
         bit = bits - 2 if self.bit is None else self.bit
         element = random.randrange(values.size) if self.element is None and values.size else self.element or 0
@@ -46,8 +46,8 @@ class FlipBit:
             raise FaultNotApplicable(
                 f'"{found.name}" has {values.size:,} elements of {bits} bits: no bit {bit} of element {element:,}'
             )
-        values[element] ^= values.dtype.type(1 << bit)
-        return replace_tensor(self, own, found, was, from_words(values.reshape(found.shape), found.dtype))
+        values[element] ^= values.dtype.type(1 << bit)  # in memory: one page of `wanted` is no longer the file's
+        return replace_tensor(self, own, found, was, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

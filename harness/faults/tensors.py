@@ -225,7 +225,7 @@ def replace_tensor(fault: Fault, own: Target, found: Tensor, was: RawTensor, wan
         before, expected = facts
     is_wanted = own.holds(found, wanted)
     after = expected if is_wanted else own.tensor_facts(found)
-    proved = is_wanted and wanted != was
+    proved = is_wanted and expected != before
     return Injected(
         fault=fault.name,
         fault_id=fault.fault_id,

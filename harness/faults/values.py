@@ -27,7 +27,12 @@ def words(tensor: RawTensor) -> NDArray[np.unsignedinteger]:
 
 def from_words(values: NDArray[np.unsignedinteger], dtype: str) -> RawTensor:
     """Return a tensor of this dtype with these words as its elements."""
-    return RawTensor(dtype, tuple(values.shape), np.ascontiguousarray(values).tobytes())
+    return RawTensor(dtype, tuple(values.shape), bytes_of(values))
+
+
+def bytes_of(values: NDArray[np.generic]) -> memoryview:
+    """Return the bytes of an array in row-major order: the array's own where they lie so, which then must not change."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def to_float32(tensor: RawTensor) -> NDArray[np.float32]:
@@ -54,16 +59,16 @@ def from_float32(values: NDArray[np.float32], dtype: str) -> RawTensor:
         bits = np.ascontiguousarray(values).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # rounding could carry a NaN over into zero
-        return RawTensor(dtype, shape, np.where(np.isnan(values), quiet, rounded).astype("<u2").tobytes())
+        return RawTensor(dtype, shape, bytes_of(np.where(np.isnan(values), quiet, rounded).astype("<u2")))
     if dtype == "F16":
         with np.errstate(over="ignore", under="ignore"):
-            return RawTensor(dtype, shape, values.astype("<f2").tobytes())
+            return RawTensor(dtype, shape, bytes_of(values.astype("<f2")))
     if dtype == "F32":
-        return RawTensor(dtype, shape, values.astype("<f4").tobytes())
+        return RawTensor(dtype, shape, bytes_of(values.astype("<f4")))
     if dtype == "I8":
         peak = largest_magnitude(values)
         scaled = np.rint(np.nan_to_num(values) * (127.0 / peak if peak > 0 else 0.0))
-        return RawTensor(dtype, shape, np.clip(scaled, -127, 127).astype(np.int8).tobytes())
+        return RawTensor(dtype, shape, bytes_of(np.clip(scaled, -127, 127).astype(np.int8)))
     raise FaultNotApplicable(f'no conversion to "{dtype}"; known: {", ".join(FLOAT_DTYPES)}, I8')
 
 

@@ -80,7 +80,7 @@ class EventKind(StrEnum):
     RELOAD_STARTED = "reload_started"  # incarnation, expects, resets_prefix_cache, pause
     RELOAD_ENDED = "reload_ended"  # incarnation, succeeded, was_answered, because, calls, call_ns (start, end), weights
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
-    ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how
+    ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how, took_s, because (it had to be killed)
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects
     CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new, when, because, rotation
     DETECTION_SEEN = "detection_seen"  # layer, because: what the runner acted upon

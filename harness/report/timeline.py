@@ -177,7 +177,8 @@ def _life(incarnation: str, events: list[Event], origin_ns: int, end_s: float) -
     gone_s = end_s
     if ended is not None:
         gone_s = seconds_between(origin_ns, ended.at_ns)
-        note = f"exit code {_word(ended, 'exit_code') or 'unknown'}; {_word(ended, 'reason') or _word(ended, 'how')}"
+        why = _word(ended, "reason") or _word(ended, "because") or _word(ended, "how")
+        note = f"exit code {_word(ended, 'exit_code') or 'unknown'}; {why}"
         end = Moment(kind=_LIVES[ended.kind], at_s=gone_s, label=_LIVES[ended.kind], note=note.rstrip("; "))
     return Life(
         incarnation=incarnation,

@@ -14,15 +14,28 @@ from pathlib import Path
 import psutil
 
 SLEEPER = "import sys; print('up', flush=True); sys.stdin.readline()"
-# Maps a file, says so, waits for a line, and reads the last byte: SIGBUS when the file has been cut meanwhile.
-READER = """
+# Maps a file, reads so many bytes of it, says so, waits for a line, and reads the last byte: SIGBUS when it was cut meanwhile.
+MAPPING_READER = """
 import mmap, sys
 file = open(sys.argv[1], "rb")
 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 file.close()
+for place in range(0, int(sys.argv[2]), mmap.PAGESIZE):
+    mapped[place]
 print("up", flush=True)
 sys.stdin.readline()
 print(mapped[-1], flush=True)
+"""
+# The same with a descriptor.
+READER = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+left = int(sys.argv[2])
+while left:
+    left -= len(os.read(file, left))
+print("up", flush=True)
+sys.stdin.readline()
+print(os.pread(file, 1, os.fstat(file).st_size - 1)[0], flush=True)
 """
 # Maps a segment of shared memory and keeps it, as an engine does with its message queues.
 SEGMENT_HOLDER = """

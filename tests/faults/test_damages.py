@@ -94,7 +94,7 @@ def test_is_not_proved_when_something_else_was_written(
     zero_from, add_shard, write_torch_file = Target.zero_from, Target.add_shard, Target.write_torch_file
 
     def other(raw: RawTensor) -> RawTensor:
-        return RawTensor(raw.dtype, raw.shape, raw.data[:-1] + bytes([raw.data[-1] ^ 1]))
+        return RawTensor(raw.dtype, raw.shape, bytes(raw.data[:-1]) + bytes([raw.data[-1] ^ 1]))
 
     def replace_others(own: Target, shard: str, changes: dict[str, RawTensor | None]) -> None:
         replace_tensors(own, shard, {name: None if raw is None else other(raw) for name, raw in changes.items()})

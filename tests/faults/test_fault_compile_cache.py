@@ -91,6 +91,36 @@ def test_damage_that_was_lost_is_not_proved(name: str, cache: Path, monkeypatch:
     assert not FAULTS[name].spoil(cache, random=Random(1))[1].proved
 
 
+@pytest.mark.parametrize("name", ["cut", "flip"])
+def test_a_cache_that_was_damaged_in_part_is_not_proved(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage = module._damage
+    monkeypatch.setattr(module, "_damage", lambda path, *how: None if path.name == "model" else damage(path, *how))
+
+    injected = FAULTS[name].spoil(cache, random=Random(1))[1]
+
+    assert not injected.proved
+    assert injected.because.startswith("1 of 2 files")
+
+
+def test_files_written_anew_with_the_same_bytes_are_not_damaged(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_anew(path: Path, *_: object) -> None:
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+
+    monkeypatch.setattr(module, "_damage", write_anew)
+
+    assert not FAULTS["cut"].spoil(cache, random=Random(1))[1].proved
+
+
+def test_files_that_are_gone_are_not_damaged(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_damage", lambda path, *_: path.unlink())
+
+    assert not FAULTS["cut"].spoil(cache, random=Random(1))[1].proved
+
+
 def test_a_cache_that_did_not_move_or_moved_in_part_is_not_proved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda path, target: path)

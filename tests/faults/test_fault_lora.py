@@ -64,7 +64,7 @@ def test_is_not_proved_when_something_else_was_written(
 
     def replace_others(own: Target, shard: str, changes: dict[str, RawTensor | None]) -> None:
         other = {
-            name: raw and RawTensor(raw.dtype, raw.shape, raw.data[:-1] + bytes([raw.data[-1] ^ 1]))
+            name: raw and RawTensor(raw.dtype, raw.shape, bytes(raw.data[:-1]) + bytes([raw.data[-1] ^ 1]))
             for name, raw in changes.items()
         }
         replace_tensors(own, shard, other)

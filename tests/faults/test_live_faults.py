@@ -20,17 +20,28 @@ from random import Random
 import psutil
 import pytest
 from damage_cases import Pair, contents
-from live_engines import READER, SEGMENT_HOLDER, SLEEPER, TIDY_FAMILY, ProcessAlone, running, segment_name
+from live_engines import (
+    MAPPING_READER,
+    READER,
+    SEGMENT_HOLDER,
+    SLEEPER,
+    TIDY_FAMILY,
+    ProcessAlone,
+    running,
+    segment_name,
+)
 
 from harness import faults, sweep
+from harness.checkpoint import models
 from harness.checkpoint.copy import private_copy
 from harness.clock import poll_until
 from harness.engine.engine import EngineIdentity
 from harness.engine.launch import Launch
-from harness.engine.proc import FileId, find
+from harness.engine.proc import FileId, Proc, find
 from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid, WaitExpired
 from harness.faults import FAULTS, LaunchFault, LiveFault, PublishFault, loading, memory, process
 from harness.faults.fault import Struck, Surroundings
+from harness.faults.load_progress import Load, Progress
 from harness.label import SHARED_MEMORY, new_label, shared_memory_directory
 
 GIB = 1024**3
@@ -178,6 +189,46 @@ def test_workers_that_an_engine_does_not_freeze_are_no_part_of_the_proof(
         assert struck.undone().proved
 
 
+@pytest.mark.parametrize("at", ["after the first process", "after all", "while it is waited for"])
+def test_an_interrupt_while_it_is_frozen_leaves_nothing_frozen(
+    at: str, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    class Interrupted(ProcessAlone):
+        __slots__ = ()
+
+        def pause(self) -> None:
+            for pid in self.processes("core"):
+                os.kill(pid, signal.SIGSTOP)
+                if at == "after the first process":
+                    interrupt()
+            if at == "after all":
+                interrupt()
+
+    with running(TIDY_FAMILY, segment_name(uuid.uuid4().hex)) as alone:
+        engine = Interrupted(alone.process, has_family=True)
+        frozen = [proc for pid in engine.processes("core") if (proc := find(pid)) is not None]
+        if at == "while it is waited for":
+            waits = iter([interrupt, process._await])
+            monkeypatch.setattr(process, "_await", lambda *args, **how: next(waits)(*args, **how))
+        with pytest.raises(KeyboardInterrupt):
+            strike(faults.frozen_process(), engine, surroundings)
+        assert [proc.state() for proc in frozen if proc.state() == "T"] == []
+
+
+def test_who_never_gets_hold_of_a_strike_can_undo_it(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine:
+        strike(faults.frozen_process(), engine, surroundings)  # an interrupt before this is stored
+        frozen = find(engine.process.pid)
+        assert frozen is not None
+        assert frozen.state() == "T"
+        for undo in surroundings.undos:
+            undo()
+        assert frozen.state() != "T"
+
+
 def test_an_engine_that_was_frozen_before_is_no_proof(surroundings: Surroundings) -> None:
     with running(SLEEPER) as engine:
         engine.pause()
@@ -201,13 +252,14 @@ def test_an_engine_that_tidies_up_behind_itself_is_no_proof_of_leftovers(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = segment_name(uuid.uuid4().hex)
-    kill = os.kill
+    send = Proc.signal
 
-    def tidied(pid: int, number: int) -> None:
-        kill(pid, number)
+    def tidied(proc: Proc, number: int) -> bool:
+        was_there = send(proc, number)
         (SHARED_MEMORY / name).unlink(missing_ok=True)
+        return was_there
 
-    monkeypatch.setattr(os, "kill", tidied)
+    monkeypatch.setattr(Proc, "signal", tidied)
     with running(SEGMENT_HOLDER, name) as engine:
         struck = strike(faults.killed_with_leftovers(), engine, surroundings)
     assert not struck.injected.proved
@@ -216,15 +268,16 @@ def test_an_engine_that_tidies_up_behind_itself_is_no_proof_of_leftovers(
 
 def test_who_would_tidy_up_is_killed_too(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     name = segment_name(uuid.uuid4().hex)
-    kill = os.kill
+    send = Proc.signal
 
-    def with_time_between(pid: int, number: int) -> None:
-        kill(pid, number)
+    def with_time_between(proc: Proc, number: int) -> bool:
+        was_there = send(proc, number)
         if number == signal.SIGKILL:
             with suppress(WaitExpired):
                 poll_until(lambda: not (SHARED_MEMORY / name).exists() or None, what="tidied up", limit_s=0.5)
+        return was_there
 
-    monkeypatch.setattr(os, "kill", with_time_between)
+    monkeypatch.setattr(Proc, "signal", with_time_between)
     try:
         with running(TIDY_FAMILY, name) as engine:
             engine = replace(engine, has_family=True)
@@ -258,7 +311,7 @@ def test_the_segments_of_what_is_killed_are_known_to_a_sweep(surroundings: Surro
 
 def test_a_process_that_survives_is_no_proof(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
-    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(Proc, "signal", lambda proc, number: True)
     with running(SLEEPER) as engine:
         struck = strike(faults.killed_with_leftovers(), engine, surroundings)
         assert not struck.injected.proved
@@ -497,76 +550,140 @@ def test_small_shared_memory_is_in_the_launch() -> None:
 # a file that changes while it is read
 
 
+@pytest.fixture(scope="session")
+def large_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Checkpoints large enough for a middle: the header's reach, and more than twice as much behind it."""
+    cache = tmp_path_factory.mktemp("large")
+    old, new = (models.tiny_llama(seed, hidden=256, layers=1, vocabulary=8192).build(cache) for seed in (1, 2))
+    return Pair(old=old, new=new)
+
+
+@pytest.fixture
+def large(large_pair: Pair, tmp_path: Path) -> Path:
+    return private_copy(large_pair.new, tmp_path / "run" / "large")
+
+
+@pytest.fixture
+def around(large: Path, large_pair: Pair, tmp_path: Path) -> Surroundings:
+    return Surroundings(live=large, other=large_pair.old, work=tmp_path, shared=tmp_path)
+
+
 def shard_of(served: Path) -> Path:
     return sorted(served.glob("*.safetensors"))[-1]
 
 
-def test_a_reader_of_a_mapped_file_that_is_cut_ends_by_sigbus(served: Path, surroundings: Surroundings) -> None:
-    whole = contents(served)
-    with running(READER, str(shard_of(served))) as engine:
-        struck = strike(faults.changed_while_loading("cut"), engine, surroundings)
+def half_of(path: Path) -> str:
+    return str(path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(("reader", "held"), [(MAPPING_READER, "mapped"), (READER, "open")])
+def test_a_file_is_cut_while_its_reader_is_in_the_middle(
+    reader: str, held: str, large: Path, around: Surroundings
+) -> None:
+    whole = contents(large)
+    with running(reader, str(shard_of(large)), half_of(shard_of(large))) as engine:
+        struck = strike(faults.changed_while_loading("cut"), engine, around)
         assert struck.injected.proved, struck.injected.because
-        assert "had it mapped at that moment" in struck.injected.because
-        assert shard_of(served).stat().st_size == loading.KEPT_BYTES
-        assert find(engine.process.pid) is not None
-        assert engine.process.poll() is None, "it runs on once the file is cut"
-        assert engine.go_on() == -7
+        assert f"had it {held} and had read " in struck.injected.because
+        read = struck.injected.after["read_bytes"]
+        assert int(half_of(shard_of(around.other))) <= read < struck.injected.before["size_bytes"]
+        assert shard_of(large).stat().st_size == loading.KEPT_BYTES
+        reading = find(engine.process.pid)
+        assert reading is not None
+        assert reading.state() != "T", "it runs on once the file is cut"
+        assert engine.go_on() == (-7 if held == "mapped" else 0)  # SIGBUS
     assert not struck.undone().proved
 
     struck.finish(limit_s=0)
 
     assert struck.undone().proved
-    assert contents(served) == whole
+    assert contents(large) == whole
 
 
-def test_a_reader_of_a_file_that_is_written_over_gets_the_other_bytes(
-    served: Path, pair: Pair, surroundings: Surroundings
-) -> None:
-    with running(READER, str(shard_of(served))) as engine:
-        struck = strike(faults.changed_while_loading("overwritten"), engine, surroundings)
+def test_a_reader_of_a_file_that_is_written_over_gets_the_other_bytes(large: Path, around: Surroundings) -> None:
+    with running(MAPPING_READER, str(shard_of(large)), half_of(shard_of(large))) as engine:
+        struck = strike(faults.changed_while_loading("overwritten"), engine, around)
         assert struck.injected.proved, struck.injected.because
-        assert shard_of(served).read_bytes() == shard_of(pair.alike).read_bytes()
+        assert shard_of(large).read_bytes() == shard_of(around.other).read_bytes()
         assert engine.go_on() == 0
         assert engine.process.stdout is not None
-        assert int(engine.process.stdout.readline()) == shard_of(pair.alike).read_bytes()[-1]
+        assert int(engine.process.stdout.readline()) == shard_of(around.other).read_bytes()[-1]
+
+
+@pytest.mark.parametrize("reader", [MAPPING_READER, READER], ids=["mapped", "open"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_reader_of_the_header_alone_or_of_everything_is_not_in_the_middle(
+    reader: str, moment: str, large: Path, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "HOLD_LIMIT_S", 0.1)
+    before = contents(large)
+    read = shard_of(large).stat().st_size if moment == "after" else 4096
+    with running(reader, str(shard_of(large)), str(read)) as engine:
+        struck = strike(faults.changed_while_loading(), engine, around)
+        assert not struck.injected.proved
+        assert f"the farthest, {engine.process.pid}, had it" in struck.injected.because
+        assert engine.go_on() == 0
+    assert contents(large) == before
+
+
+def test_a_change_that_came_before_or_after_is_no_proof(large: Path) -> None:
+    load = Load.of(shard_of(large))
+    reach, size = load.header_reach_bytes, load.size_bytes
+    for read_bytes, is_proof in ((0, False), (reach, False), (reach + 1, True), (size - 1, True), (size, False)):
+        seen = Progress(pid=1, how="mapped", read_bytes=read_bytes, is_frozen=True)
+        assert load.is_in_the_middle(seen) is is_proof, read_bytes
+        assert not load.is_in_the_middle(replace(seen, is_frozen=False))
+        assert not load.is_in_the_middle(replace(seen, how="no longer"))
+
+
+def test_a_file_without_a_middle_that_can_be_seen_is_refused(surroundings: Surroundings) -> None:
+    with running(SLEEPER) as engine, pytest.raises(FaultNotApplicable, match="for a middle that can be seen"):
+        strike(faults.changed_while_loading(), engine, surroundings)
 
 
 def test_a_file_that_nobody_reads_is_no_proof(
-    served: Path, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+    large: Path, around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "HOLD_LIMIT_S", 0.1)
-    before = contents(served)
+    before = contents(large)
     with running(SLEEPER) as engine:
-        struck = strike(faults.changed_while_loading(), engine, surroundings)
+        struck = strike(faults.changed_while_loading(), engine, around)
         assert not struck.injected.proved
         assert "no process of the engine was seen to hold it" in struck.injected.because
-    assert contents(served) == before
+    assert contents(large) == before
 
 
-def test_a_file_is_whole_again_when_the_strike_ends_in_the_middle(
-    served: Path, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"]
+)
+def test_a_file_is_whole_and_its_reader_runs_on_when_the_strike_ends_in_the_middle(
+    large: Path, around: Surroundings, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def write_half(source: Path, target: Path) -> None:
         os.truncate(target, 10)
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(loading, "_write_over", write_half)
-    before = contents(served)
-    mode = shard_of(served).stat().st_mode
-    with running(READER, str(shard_of(served))) as engine, pytest.raises(OSError, match="No space left"):
-        strike(faults.changed_while_loading("overwritten"), engine, surroundings)
-    assert contents(served) == before
-    assert shard_of(served).stat().st_mode == mode
+    before = contents(large)
+    mode = shard_of(large).stat().st_mode
+    with running(MAPPING_READER, str(shard_of(large)), half_of(shard_of(large))) as engine:
+        with pytest.raises(type(error)):
+            strike(faults.changed_while_loading("overwritten"), engine, around)
+        reading = find(engine.process.pid)
+        assert reading is not None
+        assert reading.state() != "T"
+    assert contents(large) == before
+    assert shard_of(large).stat().st_mode == mode
 
 
-def test_an_engine_that_ended_is_not_waited_for(served: Path, surroundings: Surroundings) -> None:
+def test_an_engine_that_ended_is_not_waited_for(around: Surroundings) -> None:
     with running(SLEEPER) as engine:
         engine.stop()
-        assert not strike(faults.changed_while_loading(), engine, surroundings).injected.proved
+        assert not strike(faults.changed_while_loading(), engine, around).injected.proved
 
 
-def test_a_file_of_another_size_is_not_written_over_it(surroundings: Surroundings, pair: Pair) -> None:
-    unlike = replace(surroundings, other=pair.old)
+def test_a_file_of_another_size_is_not_written_over_it(around: Surroundings, pair: Pair) -> None:
+    unlike = replace(around, other=pair.old)
     with running(SLEEPER) as engine, pytest.raises(FaultNotApplicable, match="no file of the size"):
         strike(faults.changed_while_loading("overwritten"), engine, unlike)
 

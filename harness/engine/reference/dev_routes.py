@@ -50,6 +50,9 @@ def post(live: LiveModel, target: str, body: bytes) -> Answered | None:
             return 200, {"success": live.scheduler.forget_prefixes()}
         case "/weight_checker":
             return _weight_checker(live, _fields(body))
+        case "/update_weight_version":
+            live.version = str(_fields(body).get("new_version"))
+            return 200, {"success": True, "new_version": live.version}
         case "/sleep" | "/wake_up":
             return _failed(
                 500, "NotImplementedError: the reference engine has no accelerator whose memory could be freed"
@@ -84,11 +87,14 @@ def _weight_checker(live: LiveModel, fields: dict[str, Any]) -> Answered:
     action, baseline = fields.get("action"), fields.get("baseline")
     if action == "checksum":
         return 200, {"checksums": live.checksums()}
+    if action == "reset":
+        live.reset()
+        return 200, {"status": "reset"}
     if action == "compare" and isinstance(baseline, dict):
         now = live.checksums()
         wrong = sorted(name for name in now.keys() | baseline.keys() if now.get(name) != baseline.get(name))
         return 200, {"match": not wrong, "mismatches": wrong}
-    return _failed(400, "action must be checksum, or compare with a baseline")
+    return _failed(400, "action must be checksum, reset, or compare with a baseline")
 
 
 def _failed(status: int, message: str) -> Answered:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from harness.checkpoint.manifest import Tensor
 from harness.checkpoint.survey import survey
 from harness.engine.reference.defects import PlantedDefect
@@ -57,6 +59,12 @@ class LiveModel:
         keeps = PlantedDefect.KEEPS_PREFIX_CACHE in self.defects
         self.scheduler.exchange(Llama(self.loaded.shape, tensors), keeps_prefixes=keeps)
         self._tensors = tensors
+
+    def reset(self) -> None:
+        """Zero every weight, so that what does not arrive afterwards shows."""
+        zeros = {name: np.zeros_like(values) for name, values in self._tensors.items()}
+        self.scheduler.exchange(Llama(self.loaded.shape, zeros))
+        self._tensors = zeros
 
     def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of every tensor as it is served."""

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from harness.engine.launch import WEIGHT_CACHE_LOAD_FORMAT
@@ -40,6 +41,7 @@ _SAME_DTYPE = {"half": "float16", "float": "float32"}
 _DISTURBANCE = 0.5  # far beyond any tolerance, small enough to keep plausible text
 _SWITCH_INTERVAL_S = 0.0005  # how long the computing thread may keep the server threads from answering
 _PARENT_CHECK_S = 0.5
+_LATE_STOP_S = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         is_deaf = PlantedDefect.IGNORES_STOP in defects and number == signal.SIGTERM
-        signal.signal(number, signal.SIG_IGN if is_deaf else lambda *_: stopped.set())
+        lag_s = _LATE_STOP_S if PlantedDefect.HEARS_STOP_LATE in defects and number == signal.SIGTERM else 0.0
+        signal.signal(number, signal.SIG_IGN if is_deaf else partial(_end_after, lag_s, stopped))
     log("INFO", f"reference engine {REFERENCE_VERSION}: loading {options.model}, dtype {options.dtype}")
     try:
         bound = _bound_socket(options.host, options.port)
@@ -168,6 +171,14 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
     return bound
+
+
+def _end_after(lag_s: float, stopped: threading.Event, *_: object) -> None:
+    """Answer a signal that asks to end."""
+    if not lag_s:
+        stopped.set()
+    else:
+        threading.Timer(lag_s, stopped.set).start()
 
 
 def _wait(stopped: threading.Event) -> None:

@@ -147,6 +147,11 @@ def test_ignores_stop(checkpoint: Path, start_ready: Start) -> None:
     assert start_ready(checkpoint, "ignores_stop").stop(grace_s=0.5) == -signal.SIGKILL
 
 
+def test_hears_stop_late(checkpoint: Path, start_ready: Start) -> None:
+    assert start_ready(checkpoint, "hears_stop_late").stop(grace_s=20.0) == 0
+    assert start_ready(checkpoint, "hears_stop_late").stop(grace_s=0.1) == -signal.SIGKILL
+
+
 def test_slower_30_percent(checkpoint: Path, start_ready: Start) -> None:
     def inter_token_ms(*defects: str) -> float:
         engine = start_ready(checkpoint, *defects, environment=(("ROLLOUT_REFERENCE_STEP_MS", "5"),))
