@@ -155,9 +155,14 @@ def recovered(history: History, context: Context, within_s: float) -> Judgement:
 
 
 def latency_back_in_band(history: History, context: Context, factor: float, windows: int) -> Judgement:
-    """Compare latency after recovery with the band before the fault."""
+    """Compare latency after recovery with the band before the fault.
+
+    What was still under way at the fault may have been ended or held up by it: it says nothing about the time before.
+    """
+    fault_ns = fault_at_ns(history)
+    before = requests_in(history, Window.BEFORE, canaries=False)
     return band_finding(
-        requests_in(history, Window.BEFORE, canaries=False),
+        [request for request in before if fault_ns is None or request.ended_ns < fault_ns],
         requests_in(history, Window.AFTER, canaries=False),
         factor=factor,
         windows=windows,

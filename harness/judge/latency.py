@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -27,6 +28,8 @@ def band_finding(
         text = f"too few requests to compare: {len(before)} before and {len(after)} after, {needed} needed for {windows} windows"
         return Verdict.UNKNOWN, text, ()
     limit_s = max(before_medians) * factor
+    if not math.isfinite(limit_s):
+        return Verdict.UNKNOWN, "most requests of a window before the fault failed, so there is no old band", ()
     inside = sum(value <= limit_s for value in after_medians)
     verdict = Verdict.HELD if inside * 2 > windows else Verdict.BROKEN
     shown = ", ".join(f"{value * 1000:.0f}" for value in after_medians)

@@ -1,0 +1,42 @@
+"""The old band of latency is made of what came before the fault, and of nothing that the fault itself touched."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.judge import claims
+from harness.judge.claim import Context
+from harness.judge.verdict import Finding, Verdict
+from harness.observe.history import Request
+from tests.judge.histories import before, canary, ended, history, load, remedy, rollout
+
+CONTEXT = Context(scenario="s", engine_label="reference-1")
+BAND = claims.latency_back_in_band(factor=1.5, windows=5)
+# The service that comes back takes four times as long as the one before: 0.1 s there.
+SLOW = [each for each in remedy() if not (isinstance(each, Request) and each.kind == "load")]
+SLOW += [load(10.2 + at * 0.25, "new-2", took_s=0.4) for at in range(36)]
+
+
+def judged(*more: Request) -> Finding:
+    wrong = [canary(6.3 + at * 0.5, "new-1", "neither", took_s=0.05) for at in range(4)]
+    seen = history(*before(), *rollout(), *more, *wrong, *SLOW, *ended())
+    return next(f for f in claims.judge((BAND,), seen, CONTEXT) if f.claim == str(BAND))
+
+
+def test_a_service_that_came_back_four_times_slower_is_out_of_band() -> None:
+    assert judged().verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("result", ["reset_mid_stream", "ok"], ids=["ended by the fault", "held up by it"])
+def test_requests_that_the_fault_met_do_not_widen_the_old_band(result: str) -> None:
+    """They were sent before it and were still under way: how long they took says what the fault did."""
+    under_way = [load(4.8 + at * 0.03, "old-1", took_s=2.0, result=result) for at in range(5)]
+    seen = judged(*under_way)
+    assert seen.verdict is Verdict.BROKEN, seen.because
+
+
+def test_a_time_before_in_which_most_requests_failed_has_no_band() -> None:
+    failed = [load(4.0 + at * 0.02, "old-1", took_s=0.05, result="http_5xx") for at in range(20)]
+    seen = judged(*failed)
+    assert seen.verdict is Verdict.UNKNOWN, seen.because
+    assert "before the fault" in seen.because
