@@ -184,4 +184,6 @@ def judge(claims: tuple[Claim, ...], history: History, context: Context) -> tupl
                 is_precondition=claim in PRECONDITIONS,
             )
         )
+    if early := own_answers.ended_early(history):  # what was seen until then is judged all the same
+        findings.append(Finding(claim="came_to_its_end()", verdict=Verdict.UNKNOWN, because=early))
     return tuple(findings)

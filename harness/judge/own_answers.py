@@ -88,6 +88,9 @@ def faults_undone(history: History, context: Context) -> Judgement:
     if unproved or not undone:
         said = "the remedy did not come that far" if not undone else str(unproved[0].data["because"])
         return Verdict.UNKNOWN, f"not proved to be undone: {said}", tuple(event.id for event in unproved)
+    absent = [fault for fault in context.faults if fault not in {event.data["fault"] for event in undone}]
+    if absent:
+        return Verdict.UNKNOWN, f"nothing says whether it was undone: {', '.join(absent)}", ()
     said = "; ".join(dict.fromkeys(str(event.data["because"]) for event in undone))
     return Verdict.HELD, said, tuple(event.id for event in undone)
 

@@ -28,11 +28,12 @@ from harness.judge.moments import (
     remedy_at_ns,
     requests_in,
 )
+from harness.judge.own_answers import TIMELINE_FINISHED as TIMELINE_FINISHED
+from harness.judge.own_answers import ended_early
 from harness.judge.verdict import Finding, Verdict, combine
 from harness.observe.history import EventKind, History, RequestResult, load_history
 
 LATEST = "latest"
-TIMELINE_FINISHED = "timeline finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,8 @@ class ScenarioRecord:
         if self.verdict is not Verdict.BROKEN:
             decisive = [f for f in self.findings if f.verdict is not Verdict.HELD]
         said = [f"{f.claim} is {f.verdict}: {f.because}" for f in decisive] or ["nothing was claimed"]
-        ended = self.history.last(EventKind.SCENARIO_ENDED)
-        if ended is None and self.verdict is not Verdict.HELD:
-            said.append("the scenario did not come to its end")
-        elif ended is not None and ended.data.get("because") != TIMELINE_FINISHED:
-            said.append(f"the scenario ended early: {ended.data.get('because')}")
+        if self.verdict is Verdict.BROKEN and (early := ended_early(self.history)):
+            said.append(early)
         return f'"{self.name}" [{self.mode}] is {self.verdict}: {"; ".join(said)}; evidence: {self.directory / "history.jsonl"}'
 
     def require_held(self) -> None:
