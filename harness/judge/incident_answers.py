@@ -7,7 +7,7 @@ from harness.judge.claim import Context, Judgement
 from harness.judge.health import HTTP_OK, bad_health, is_probe, told_of_health
 from harness.judge.moments import load_span, remedy_at_ns, struck_at_ns
 from harness.judge.verdict import Verdict
-from harness.observe.history import EventKind, History
+from harness.observe.history import Event, EventKind, History
 
 NOT_STRUCK = "no engine was struck, so there was nothing to tell"
 
@@ -30,6 +30,8 @@ def health_told(history: History, context: Context, within_s: float) -> Judgemen
     if bad is None and about and about[-1] in alone and seconds_between(struck_ns, about[-1].at_ns) <= within_s:
         said = "the last probe of `/health` got no answer, and no other followed that could say whether the engine was slow or gone"
         return Verdict.UNKNOWN, said, (about[-1].id,)
+    if bad is None and (unasked := _unasked(history, incarnation, about, until_ns)):
+        return Verdict.UNKNOWN, unasked, ()
     if bad is None:
         said = f"`/health` said {HTTP_OK} all the {watched_s:.1f} s after the engine was struck, claimed bad within {within_s:g} s"
         said += f"; single probes among good ones that got no answer: {len(alone)}" if alone else ""
@@ -42,6 +44,16 @@ def health_told(history: History, context: Context, within_s: float) -> Judgemen
     )
     verdict = Verdict.HELD if after_s <= within_s else Verdict.BROKEN
     return verdict, f"{seen} {after_s:.2f} s after the engine was struck, limit {within_s:g} s", (bad.id,)
+
+
+def _unasked(history: History, incarnation: str, about: tuple[Event, ...], until_ns: int) -> str:
+    """Say why nothing is known of `/health` of an engine all the time; empty when it was asked."""
+    if not about:
+        return "nobody asked `/health` since the engine was struck"
+    failed = [e for e in history.of(EventKind.OBSERVER_FAILED) if e.data.get("observer") == f"health of {incarnation}"]
+    if failed and failed[0].at_ns < until_ns:
+        return f"nobody asked `/health` any more: its observer failed ({failed[0].data.get('because')})"
+    return ""
 
 
 def exit_code_told(history: History, context: Context) -> Judgement:
