@@ -45,11 +45,7 @@ def exposure(history: History) -> Exposure:
     lower = upper = 0
     evidence: list[str] = []
     for incarnation, expected in expected_answers(history).items():
-        answered = [
-            r
-            for r in history.requests
-            if r.incarnation == incarnation and not r.is_canary and r.result is RequestResult.OK
-        ]
+        answered = [r for r in history.requests if r.incarnation == incarnation and not r.is_canary and _was_seen(r)]
         marks = _canary_marks(history, incarnation, expected)
         suspected: dict[str, Request] = {}
         convicted: dict[str, Request] = {}
@@ -67,6 +63,11 @@ def exposure(history: History) -> Exposure:
         upper += len(suspected)
         evidence += list(suspected)[:3]
     return Exposure(lower=lower, upper=upper, evidence=tuple(evidence))
+
+
+def _was_seen(request: Request) -> bool:
+    """Say whether a user saw an answer, or the beginning of one: tokens of a stream that breaks off later are read too."""
+    return request.result is RequestResult.OK or request.first_token_ns is not None or bool(request.token_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
