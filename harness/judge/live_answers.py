@@ -44,7 +44,12 @@ def answers_unmixed(history: History, context: Context) -> Judgement:
 
 
 def _is_around(request: Request, reload: Reload) -> bool:
-    return sent_ns(request) < reload.ended_ns and request.ended_ns > reload.started_ns
+    """Say whether an answer had begun before the weights changed and ended after the reload had begun.
+
+    One that began later has no token of the older weights, whenever it was sent: it proves nothing.
+    """
+    began_before = request.token_ns[0] < reload.call_ns[0] and sent_ns(request) < reload.ended_ns
+    return began_before and request.ended_ns > reload.started_ns
 
 
 def _is_mixed(request: Request, reload: Reload) -> bool:
