@@ -13,10 +13,20 @@ from harness.report.store import RunRecord, ScenarioRecord
 
 
 def write_junit(run: RunRecord, path: Path) -> None:
-    """Write one test case per scenario and mode: broken is a failure, unknown is an error, never a pass or a skip."""
-    suite = _suite(f"rollout on {run.engine_label}", run.started_at, [record.verdict for record in run.scenarios])
+    """Write one test case per scenario and mode: broken is a failure, unknown is an error, never a pass or a skip.
+
+    A run that did not come to its end has one more, an error: what is missing in it was not judged.
+    """
+    missing = [] if run.is_complete else [Verdict.UNKNOWN]
+    verdicts = [*(record.verdict for record in run.scenarios), *missing]
+    suite = _suite(f"rollout on {run.engine_label}", run.started_at, verdicts)
     for record in run.scenarios:
         suite.append(_case(record))
+    for verdict in missing:
+        case = ElementTree.SubElement(suite, "testcase", classname="the whole run", name="the whole run")
+        lost = f"; nothing is known of: {', '.join(run.undeclared)}" if run.undeclared else ""
+        said = f"the run did not come to its end, so that what is missing in it was not judged{lost}"
+        _problem(case, verdict, message=said, text=said)
     _write(suite, path)
 
 
@@ -24,7 +34,7 @@ def write_case(
     path: Path, *, suite: str, name: str, started_at: str, finding: Finding, properties: Mapping[str, object]
 ) -> None:
     """Write one finding as a suite of one test case, by the same rule."""
-    written = _suite(printable(suite), started_at, [finding.verdict])
+    written = _suite(suite, started_at, [finding.verdict])
     case = ElementTree.SubElement(written, "testcase", classname=printable(suite), name=printable(name))
     _properties(case, {"verdict": finding.verdict, **properties})
     _problem(case, finding.verdict, message=finding.because, text=f"{finding.verdict}: {name}: {finding.because}")
@@ -34,8 +44,8 @@ def write_case(
 def _suite(name: str, started_at: str, verdicts: list[Verdict]) -> ElementTree.Element:
     return ElementTree.Element(
         "testsuite",
-        name=name,
-        timestamp=started_at,
+        name=printable(name),
+        timestamp=printable(started_at),
         tests=str(len(verdicts)),
         failures=str(verdicts.count(Verdict.BROKEN)),
         errors=str(verdicts.count(Verdict.UNKNOWN)),

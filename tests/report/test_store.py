@@ -218,6 +218,7 @@ def test_junit_has_failures_and_errors_in_the_right_places(run: Path) -> None:
     observed(run, "right", WHOLE, HELD)
     observed(run, "wrong", WHOLE, BROKEN)
     observed(run, "unsure\x00<&>", UNPROVED, BROKEN, "guarded")
+    finish_run(run)
     write_junit(load_run(run), run / "junit.xml")
 
     root = ElementTree.parse(run / "junit.xml").getroot()
