@@ -1,6 +1,6 @@
 """Measure what a damaged copy costs: time and new disk, against copying the one shard that the damage rewrites.
 
-    python benchmarks/damage.py [--gib 8] [--shards 16] [--rounds 5] [--directory DIR]
+    python benchmarks/damage.py [--gib 8] [--shards 16] [--rounds 5] [--only NAME,...] [--directory DIR]
 
 The checkpoint is made of random bytes. Each round copies the shard and makes the damaged copy, in alternating order, both from
 a warm page cache. Prints medians with the smallest and largest value, and both ratios: on a busy machine that of the smallest
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=8.0)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="comma-separated names of damages; default: all")
     parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
@@ -50,7 +51,8 @@ def main() -> None:
             "mismatched_config": faults.mismatched_config(changes={"rope_theta": 1.0}),
         }
         print(f"{options.shards} shards of {shard.stat().st_size / 2**20:.0f} MiB, {options.rounds} rounds")
-        for name, fault in damages.items():
+        wanted = options.only.split(",") if options.only else list(damages)
+        for name, fault in ((name, damages[name]) for name in wanted):
             measure(name, fault, place, shard, options.rounds)
 
 
