@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TypeGuard
 
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
@@ -31,32 +33,35 @@ def detected_by(layer: str) -> Claim:
 
 def detected_within(limit_s: float) -> Claim:
     """Claim that the fault is noticed within `limit_s` seconds of the rollout."""
-    return Claim("detected_within", {"limit_s": limit_s})
+    return Claim("detected_within", {"limit_s": _above_zero("limit_s", limit_s)})
 
 
 def exposed_at_most(answers: int) -> Claim:
     """Claim that at most so many answers came from wrong weights, counted at the upper end of the interval."""
-    return Claim("exposed_at_most", {"answers": answers})
+    return Claim("exposed_at_most", {"answers": _whole("answers", answers, smallest=0)})
 
 
 def answered_ok(*, ratio_min: float, window: str = "all") -> Claim:
     """Claim that at least this share of the planned requests was answered."""
-    return Claim("answered_ok", {"ratio_min": ratio_min, "window": Window(window).value})
+    return Claim("answered_ok", {"ratio_min": _share("ratio_min", ratio_min), "window": _window(window)})
 
 
 def only_weights_served(which: str, *, window: str = "all") -> Claim:
     """Claim that every answered canary came from the `old` or from the `new` weights."""
-    return Claim("only_weights_served", {"which": Answer(which).value, "window": Window(window).value})
+    if which not in (Answer.OLD, Answer.NEW):
+        raise ScenarioInvalid(f"only_weights_served: {which!r} are no weights; weights: {Answer.OLD}, {Answer.NEW}")
+    return Claim("only_weights_served", {"which": Answer(which).value, "window": _window(window)})
 
 
 def recovered(*, within_s: float) -> Claim:
     """Claim that service was back, answering rightly, within `within_s` seconds of the remedy."""
-    return Claim("recovered", {"within_s": within_s})
+    return Claim("recovered", {"within_s": _above_zero("within_s", within_s)})
 
 
 def latency_back_in_band(*, factor: float, windows: int) -> Claim:
     """Claim that after recovery most of `windows` windows have a median latency inside the old band times `factor`."""
-    return Claim("latency_back_in_band", {"factor": factor, "windows": windows})
+    counted = _whole("windows", windows, smallest=1)
+    return Claim("latency_back_in_band", {"factor": _above_zero("factor", factor), "windows": counted})
 
 
 def spike_at_most(*, factor: float) -> Claim:
@@ -71,13 +76,7 @@ def spike_at_least(*, factor: float) -> Claim:
 
 def prefix_cache_went_cold(*, ratio_before_min: float) -> Claim:
     """Expect that the rollout emptied a prefix cache that found at least this share of the prompt tokens; else unknown."""
-    return Claim("prefix_cache_went_cold", {"ratio_before_min": ratio_before_min})
-
-
-def _factor(factor: float) -> float:
-    if not 1 < factor < float("inf"):
-        raise ScenarioInvalid(f"factor is {factor!r}: it must be a number above 1")
-    return factor
+    return Claim("prefix_cache_went_cold", {"ratio_before_min": _share("ratio_before_min", ratio_before_min)})
 
 
 def latency_not_regressed(*, profile: str = "nightly") -> Claim:
@@ -106,7 +105,7 @@ def checksums_trusted() -> Claim:
 
 def health_told(*, within_s: float) -> Claim:
     """Claim that `/health` of a struck engine was bad within `within_s` seconds."""
-    return Claim("health_told", {"within_s": within_s})
+    return Claim("health_told", {"within_s": _above_zero("within_s", within_s)})
 
 
 def exit_code_told() -> Claim:
@@ -165,6 +164,41 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     "faults_undone": own_answers.faults_undone,
     "nothing_left_over": own_answers.nothing_left_over,
 }
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _above_zero(name: str, value: float) -> float:
+    """Return a number that a claim can be about; with any other it would be broken, or held, whatever an engine does."""
+    if not (_is_number(value) and value > 0):
+        raise ScenarioInvalid(f"{name} is {value!r}: it must be a number above 0")
+    return value
+
+
+def _share(name: str, value: float) -> float:
+    if not (_is_number(value) and 0 < value <= 1):
+        raise ScenarioInvalid(f"{name} is {value!r}: it must be a share above 0, and 1 is all of them")
+    return value
+
+
+def _factor(factor: float) -> float:
+    if not (_is_number(factor) and factor > 1):
+        raise ScenarioInvalid(f"factor is {factor!r}: it must be a number above 1")
+    return factor
+
+
+def _whole(name: str, value: int, *, smallest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+        raise ScenarioInvalid(f"{name} is {value!r}: it must be a whole number of at least {smallest}")
+    return value
+
+
+def _window(window: str) -> str:
+    if window not in frozenset(Window):
+        raise ScenarioInvalid(f"{window!r} is no window; windows: {', '.join(Window)}")
+    return Window(window).value
 
 
 def judge(claims: tuple[Claim, ...], history: History, context: Context) -> tuple[Finding, ...]:
