@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -138,7 +139,7 @@ class Scenario:
             *([] if self.name.isidentifier() else ["its name must be an identifier"]),
             *([] if self.faults or self.reloads else ["it injects no fault"]),  # a reload is one by itself
             *([] if self.unguarded and self.guarded else ["it claims nothing in one of its modes"]),
-            *([] if self.limit_s > 0 else [f"limit_s must be positive, got {self.limit_s:g}"]),
+            *([] if 0 < self.limit_s < math.inf else [f"limit_s must be positive, got {self.limit_s:g}"]),
             *self._timeline_problems(),
             *self._fault_problems(),
             *([WHY_PAIRED_ONLY] if any(c.name == PAIRED_ONLY for c in (*self.unguarded, *self.guarded)) else []),
@@ -148,9 +149,14 @@ class Scenario:
 
     def _timeline_problems(self) -> list[str]:
         times = [step.at_s for step in self.timeline if step.at_s is not None]
+        waits = [s.after_detection_limit_s for s in self.timeline if s.after_detection_limit_s is not None]
         actions = tuple(step.action for step in self.timeline)
-        problems = []
-        if times != sorted(times):
+        problems = [
+            f"after_detection(limit_s={wait:g}): nobody could notice anything in it, it must be positive"
+            for wait in waits
+            if not 0 < wait < math.inf
+        ]
+        if times != sorted(times) or not all(map(math.isfinite, times)):
             problems.append(f"timeline must be in time order, got at_s={tuple(times)}")
         if actions not in (*_ORDERS, *((*order, Action.REMEDY) for order in _ORDERS)):
             problems.append(

@@ -28,6 +28,22 @@ GOOD = Scenario(
         ({"faults": ()}, "injects no fault"),
         ({"guarded": ()}, "claims nothing"),
         ({"limit_s": 0}, "limit_s must be positive, got 0"),
+        ({"limit_s": float("inf")}, "limit_s must be positive, got inf"),
+        ({"timeline": (at(1.0).publish("new"), at(float("nan")).start_rollout())}, "time order, got"),
+        (
+            {"timeline": (at(1.0).publish("new"), then().start_rollout(), after_detection(limit_s=0).remedy())},
+            "limit_s=0\\): nobody could notice",
+        ),
+        (
+            {
+                "timeline": (
+                    at(1.0).publish("new"),
+                    then().start_rollout(),
+                    after_detection(limit_s=float("nan")).remedy(),
+                )
+            },
+            "limit_s=nan\\): nobody could notice",
+        ),
         ({"timeline": (at(3.0).publish("new"), at(1.0).start_rollout())}, r"time order, got at_s=\(3.0, 1.0\)"),
         ({"timeline": (then().start_rollout(), then().publish("new"))}, "must be publish, start_rollout"),
         ({"timeline": (at(3.0).publish("new"),)}, "must be publish, start_rollout"),
