@@ -7,9 +7,10 @@ scripts and requests by its own content policy, should an escape ever be missed.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from markupsafe import Markup, escape
 from harness.clock import seconds_between
 from harness.judge.verdict import Finding, Verdict
 from harness.observe.history import Event, EventKind, Request
-from harness.observe.logs import LogLine, classify, root_cause
+from harness.observe.logs import LogLine, can_be_cause, cause_order, classify
 from harness.report.plots import timeline_svg
 from harness.report.printable import printable
 from harness.report.store import RunRecord, ScenarioRecord
@@ -231,16 +232,34 @@ def _logs(record: ScenarioRecord, run: RunRecord) -> list[_Log]:
 def _log(path: Path, page_directory: Path) -> _Log:
     href = _href(path, page_directory)
     try:
-        with path.open("rb") as file:
-            text = file.read(LOG_BYTES_MAX).decode("utf-8", "replace")
-        note = f"only the first {LOG_BYTES_MAX:,} bytes were read" if path.stat().st_size > LOG_BYTES_MAX else ""
+        lines, note = _known_lines(path)
     except OSError as error:
         return _Log(name=path.name, href=href, lines=(), cause=None, note=f"cannot be read: {error.strerror}")
-    cause = root_cause(text)
-    shown = [line for line in classify(text) if line.klass in _LOG_CLASSES_SHOWN][:LOG_LINES_MAX]
+    cause = min(filter(can_be_cause, lines), key=cause_order, default=None)
+    shown = [line for line in lines if line.klass in _LOG_CLASSES_SHOWN][:LOG_LINES_MAX]
     if cause is not None and all(line.number != cause.number for line in shown):
         shown = sorted([cause, *shown[: LOG_LINES_MAX - 1]], key=lambda line: line.number)
     return _Log(name=path.name, href=href, lines=tuple(shown), cause=cause, note=note)
+
+
+def _known_lines(path: Path) -> tuple[tuple[LogLine, ...], str]:
+    """Return the known lines of a log, and what of a long one was not read: its middle.
+
+    An engine says at the beginning why it does not start, and at the end why it died.
+    """
+    half = LOG_BYTES_MAX // 2
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes <= LOG_BYTES_MAX:
+            return classify(file.read(LOG_BYTES_MAX).decode("utf-8", "replace")), ""
+        head = file.read(half)
+        above = head.count(b"\n")
+        while (left := size_bytes - half - file.tell()) > 0 and (chunk := file.read(min(left, half))):
+            above += chunk.count(b"\n")
+        tail = file.read(half)
+    late = (replace(line, number=line.number + above) for line in classify(tail.decode("utf-8", "replace")))
+    note = f"{size_bytes - LOG_BYTES_MAX:,} bytes in its middle were not read"
+    return (*classify(head.decode("utf-8", "replace")), *late), note
 
 
 def _href(path: Path, page_directory: Path) -> str:
