@@ -8,7 +8,7 @@ from markupsafe import escape
 
 from harness.observe.history import Request
 from harness.report.printable import printable
-from harness.report.svg import ANSWERS, CHARACTER_WIDTH, LEFT, RIGHT, Axis, css, glyph, text
+from harness.report.svg import ANSWERS, CHARACTER_WIDTH, HEALTH_HEIGHTS, LEFT, RIGHT, Axis, css, glyph, text
 from harness.report.timeline import Life, Span, Timeline
 
 LANE_HEIGHT = 20.0
@@ -49,7 +49,10 @@ def _life(life: Life, axis: Axis) -> str:
             parts.append(f'<text class="on-{css(span.kind)}" x="{left + 5:.1f}" y="12.5">{text(span.kind)}</text>')
     for span in life.health:
         left, width = axis.x(span.start_s), max(1.0, axis.x(span.end_s) - axis.x(span.start_s))
-        parts.append(f'<rect class="h-{css(span.kind)}" x="{left:.1f}" y="16.5" width="{width:.1f}" height="3"/>')
+        height = HEALTH_HEIGHTS.get(span.kind, 2.0)  # what the colour tells, for whoever does not see it
+        parts.append(
+            f'<rect class="h-{css(span.kind)}" x="{left:.1f}" y="{20 - height:g}" width="{width:.1f}" height="{height:g}"/>'
+        )
     if life.end is not None:
         x = axis.x(life.end.at_s)
         shape = glyph("cross", x, 8.5) if life.end.kind == "dead" else f"M{x:.1f} 2v13"

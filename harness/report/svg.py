@@ -14,6 +14,7 @@ WIDTH = 1080.0
 LEFT, RIGHT = 128.0, 1056.0
 CHARACTER_WIDTH = 6.3  # at 11 px, a little wide so that labels never touch
 ANSWERS = ("old", "new", "neither", "ambiguous")
+HEALTH_HEIGHTS = {"healthy": 1.5, "unhealthy": 5.0}
 _BIN_WIDTHS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
@@ -47,7 +48,7 @@ def swatch(name: str, x: float, y: float) -> str:
         return f'<path class="median" d="M{x - 8:.1f} {y:.1f}h16"/>'
     if name.startswith("a-") or name == "failed":
         return f'<path class="{name}" d="{glyph("cross" if name == "failed" else name[2:], x, y)}"/>'
-    height = 3 if name.startswith("h-") else 9
+    height = HEALTH_HEIGHTS.get(name.removeprefix("h-"), 9)
     return f'<rect class="{name} swatch" x="{x - 7:.1f}" y="{y - height / 2:.1f}" width="14" height="{height}"/>'
 
 
