@@ -105,6 +105,8 @@ class Records:
                 classes = [_CODE[RequestResult(str(name))] for name in file["classes"]]
                 columns = {name: np.asarray(file[name]) for name in _COLUMNS}
             _require_shape(columns)
+            if (columns["result"] < 0).any():  # numpy would count from the end
+                raise ValueError("a result below zero is no position in its classes")
             columns["result"] = np.array(classes, np.int64)[columns["result"]]
             kinds = {name: np.bool_ if name == "is_canary" else np.int64 for name in _COLUMNS}
             return cls(**{name: column.astype(kinds[name], copy=False) for name, column in columns.items()})
