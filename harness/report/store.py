@@ -25,8 +25,8 @@ from harness.judge.moments import (
     detection,
     fault_at_ns,
     recovery_at_ns,
-    remedy_at_ns,
     requests_in,
+    service_changed,
 )
 from harness.judge.own_answers import TIMELINE_FINISHED as TIMELINE_FINISHED
 from harness.judge.own_answers import ended_early
@@ -238,17 +238,16 @@ _RUN_FIELDS = (
 
 def measure(history: History) -> dict[str, float | int | str | None]:
     """Return the figures of one scenario that tables show; None where it did not get that far."""
-    start, remedy, recovered = fault_at_ns(history), remedy_at_ns(history), recovery_at_ns(history)
+    start, begun, recovered = fault_at_ns(history), service_changed(history), recovery_at_ns(history)
     seen, exposed = detection(history), exposure(history)
     planned = [r for r in requests_in(history, Window.ALL, canaries=False) if not r.is_ours]
     answered = sum(r.result is RequestResult.OK for r in planned)
     phases = {e.data["phase"]: e.data["took_s"] for e in history.of(EventKind.PHASE_ENDED)}
-    begun = remedy if remedy is not None else start
     return {
         "detected_after_s": None if start is None or seen.at_ns is None else round((seen.at_ns - start) / 1e9, 2),
         "exposed_answers_lower": exposed.lower,
         "exposed_answers_upper": exposed.upper,
-        "recovered_after_s": None if begun is None or recovered is None else round((recovered - begun) / 1e9, 2),
+        "recovered_after_s": None if begun is None or recovered is None else round((recovered - begun.at_ns) / 1e9, 2),
         "requests": len(planned),
         "availability_ratio": round(answered / len(planned), 4) if planned else None,
         "latency_ms_p50_before": _median_ms(history, Window.BEFORE),
