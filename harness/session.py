@@ -30,6 +30,7 @@ class _Witness:
         self.problems: list[Problem] = []
         self.is_interrupted = False
         self.is_crashed = False
+        self.passed = 0  # tests
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[problems_key] = self.problems
@@ -43,6 +44,9 @@ class _Witness:
 
     def pytest_internalerror(self) -> None:
         self.is_crashed = True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.passed += report.when == "call" and report.passed
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: object) -> None:
         """Take a mistake in a scenario file for what it is: a sentence, no traceback."""
@@ -112,6 +116,8 @@ def _conclude(witness: _Witness, code: int, options: argparse.Namespace) -> int:
         return max(problem.exit_code for problem in witness.problems)
     if code == pytest.ExitCode.OK and run is None:
         raise UsageError(f"nothing was run: no test at {', '.join(options.paths)} asks for a fixture of the harness")
+    if code == pytest.ExitCode.OK and not verdicts and not witness.passed:
+        raise UsageError(f"nothing was run: every test chosen at {', '.join(options.paths)} skipped itself")
     if code == pytest.ExitCode.OK and not verdicts:
         return EXIT_HELD  # ordinary tests with an engine, all passed
     if code == pytest.ExitCode.USAGE_ERROR:
