@@ -111,7 +111,7 @@ agreement: $(READY)
 
 # A side is a release, an image, an interpreter, the label of recorded starts or the directory of a finished run. Resumable.
 qualify: $(READY)
-	@$(BIN)/harness qualify $(call option,--candidate,$(CANDIDATE)) $(call option,--baseline,$(BASELINE)) \
+	@$(BIN)/harness qualify $(if $(ALL),--all) $(call option,--candidate,$(CANDIDATE)) $(call option,--baseline,$(BASELINE)) \
 		$(call option,--gpus,$(GPUS)) $(call option,-k,$(ONLY)) $(call option,--require,$(REQUIRE))
 
 sweep: $(READY)

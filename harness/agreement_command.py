@@ -11,8 +11,8 @@ from harness.guards.command import CommandParser
 from harness.judge.agreement import Agreement, Compared, as_markdown, compare
 from harness.judge.matrix import Release, load_releases
 from harness.prediction import is_foreseeable, predict
-from harness.recording import collect
 from harness.scenario import Scenario
+from harness.suite import collect
 
 
 def agreement_main(arguments: Sequence[str]) -> int:

@@ -12,9 +12,10 @@ from harness.faults.old_server import PortOfOldServer
 from harness.ground import Ground
 from harness.guards.canary import Answer
 from harness.handover import Handover
-from harness.judge.moments import RIGHT_FOR_HARMLESS, Detection, detection
+from harness.judge.detection import RIGHT_FOR_HARMLESS, Detection, detection
 from harness.observe.history import EventKind, load_history
 from harness.operations import Operations
+from harness.scenario import Action
 from harness.service import Service
 
 OBSERVE_LIMIT_S = 30.0  # for somebody to notice an incident
@@ -22,7 +23,7 @@ OBSERVE_LIMIT_S = 30.0  # for somebody to notice an incident
 
 @dataclass(frozen=True, slots=True)
 class BareStart:
-    """Carries out the fault of a scenario and asks canaries, with an engine handed on where the fault allows it."""
+    """Carries out a scenario up to its remedy and asks canaries, with an engine handed on where the fault allows it."""
 
     ground: Ground
     service: Service
@@ -38,28 +39,39 @@ class BareStart:
         return cls(ground, service, Operations(ground, service), handover)
 
     def carry_out(self) -> None:
-        """Start what the fault needs, inject it, and ask as many canaries as prove a fault harmless."""
-        operations, service, scenario = self.operations, self.service, self.ground.scenario
+        """Start what the fault needs, inject it, and ask as many canaries as prove a fault harmless.
+
+        Raises: HarnessError when nothing serves that a live fault could strike.
+        """
+        operations, scenario = self.operations, self.ground.scenario
         operations.prepare()
         running = self.handover.take(self.ground)
         if self._needs_old():
             operations.start_old(running)
-        if scenario.is_incident:
-            operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
-            return
-        operations.publish_new()
-        operations.start_rollout()
+        for step in scenario.timeline:
+            if step.action is Action.PUBLISH:
+                operations.publish_new()
+            elif step.action is Action.START_ROLLOUT:
+                operations.start_rollout()
+                self._ask()
+            elif step.action is Action.INJECT:
+                operations.incident.observe(operations.inject(), limit_s=OBSERVE_LIMIT_S)
+        is_struck = any(step.action is Action.INJECT for step in scenario.timeline)
+        if reuse.can_share(self.ground) and operations.rollout_succeeded and not is_struck:
+            self._hand_on()
+
+    def _ask(self) -> None:
+        service = self.service
         for _ in range(RIGHT_FOR_HARMLESS):
             if service.serving is not None:
-                service.answers_from(service.serving, Answer.NEW if operations.rollout_succeeded else Answer.OLD)
-        if reuse.can_share(self.ground) and operations.rollout_succeeded:
-            self._hand_on()
+                service.answers_from(service.serving, Answer.NEW if self.operations.rollout_succeeded else Answer.OLD)
 
     def _needs_old(self) -> bool:
         scenario, launch = self.ground.scenario, self.ground.launch
         is_beside = any(isinstance(fault, PortOfOldServer) for fault in scenario.faults)
+        is_struck_first = scenario.timeline[0].action is Action.INJECT
         has_cache = launch.weight_cache is not None or launch.compile_cache is not None
-        return has_cache or is_beside or scenario.is_incident or scenario.rollout.how is How.RELOAD
+        return has_cache or is_beside or is_struck_first or scenario.rollout.how is How.RELOAD
 
     def _hand_on(self) -> None:
         reloaded = self.service.give_away()

@@ -13,7 +13,8 @@ from harness.errors import EngineNotReady, HarnessError, WaitExpired
 from harness.faults.fault import Injected, LiveFault, Struck, Surroundings
 from harness.ground import Ground
 from harness.guards.canary import Answer
-from harness.judge.moments import WITNESSES_S, Layer, detection
+from harness.judge.detection import WITNESSES_S, detection
+from harness.judge.moments import Layer
 from harness.observe.history import EventKind
 from harness.observe.probes import health_status
 from harness.service import Service

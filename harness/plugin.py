@@ -24,7 +24,7 @@ MODES = ("unguarded", "guarded")
 MARKERS = (
     "core: one variant per fault family; what harness run takes by itself",
     "nightly: too long for every change; harness run takes these with --nightly",
-    "qualification: part of the qualification of an engine release",
+    "qualification: its guarded run is required by harness qualify",
 )
 
 

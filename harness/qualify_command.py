@@ -6,12 +6,16 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 from harness.judge.verdict import Verdict
 from harness.settings import EXPLAINED
+
+if TYPE_CHECKING:
+    from harness.judge.qualification import Missing
 
 PARTS = "scenarios,detection,recovery,latency"
 EXPECTATIONS = Path("scenarios/expectations")
@@ -22,7 +26,8 @@ EXAMPLE = """examples:
   harness qualify --candidate results/RUN --baseline vllm-cpu-0.31.0 --no-run --require scenarios,detection
 
 A side is a release for the CPU image, a container image, an interpreter with vLLM, `reference`, the label or the file of
-recorded starts, or the directory of a finished run. Called again, it goes on where it was.
+recorded starts, or the directory of a finished run. Called again, it goes on where it was. Required are the scenarios marked
+qualification (harness list shows them): --all and -m take more; what -k leaves out of them makes the answer unknown.
 Exit codes: 0 no worse, 1 worse, 2 not known, since something required is missing or too little, 3 a wrong call."""
 
 
@@ -39,7 +44,18 @@ def add_qualify(commands: Any) -> None:
     )
     qualify.add_argument("--candidate", required=True, metavar="SIDE", help="the release that is to be qualified")
     qualify.add_argument("--baseline", required=True, metavar="SIDE", help="the release it is to replace")
-    qualify.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
+    which = qualify.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="every scenario, instead of those marked qualification")
+    which.add_argument(
+        "-m",
+        dest="marked",
+        default="",
+        metavar="MARKERS",
+        help="scenarios with these markers, as in pytest: qualification or core",
+    )
+    qualify.add_argument(
+        "-k", dest="select", default="", metavar="TEXT", help="only scenarios whose name holds this text, marked or not"
+    )
     qualify.add_argument(
         "--require", default=PARTS, metavar="PARTS", help=f"what must be there for an answer (default: {PARTS})"
     )
@@ -68,10 +84,11 @@ def _qualify(options: argparse.Namespace) -> int:
     from harness.judge.profiles import profile_named
     from harness.machine import command, commit
     from harness.qualify import Request, qualify
-    from harness.qualify_side import parse_side
+    from harness.qualify.side import parse_side
     from harness.report.printable import printable
     from harness.report.qualification_page import write_qualification
     from harness.settings import settings_from
+    from harness.suite import QUALIFICATION
 
     settings = settings_from(vars(options), os.environ)
     profile_named(options.profile)
@@ -81,6 +98,7 @@ def _qualify(options: argparse.Namespace) -> int:
         scenarios=tuple(options.paths),
         out=options.out or _default_place(options.candidate, options.baseline),
         select=options.select,
+        marked=options.marked or ("" if options.all or options.select else QUALIFICATION),
         required=tuple(part.strip() for part in options.require.split(",") if part.strip()),
         scenarios_runs=tuple(options.scenarios_run),
         baseline_runs=tuple(options.baseline_run),
@@ -104,11 +122,21 @@ def _qualify(options: argparse.Namespace) -> int:
         for finding in part.findings:
             if finding.verdict is Verdict.BROKEN:
                 print(printable(f"        {finding.claim}: {finding.because}"))
+        for because, names in _by_reason(part.missing).items():
+            print(printable(f"        missing: {because}: {', '.join(names)}"))
     for note in qualification.notes:
         print(printable(f"note: {note}"))
     print(f"{qualification.candidate} over {qualification.baseline}: {qualification.verdict}")
     print(f"report: {page}")
     return exit_code_of([qualification.verdict])
+
+
+def _by_reason(missing: Sequence[Missing]) -> dict[str, list[str]]:
+    """Return the names of what is missing by why it is: one reason may keep all of them away."""
+    reasons: dict[str, list[str]] = {}
+    for each in missing:
+        reasons.setdefault(each.because, []).append(each.name)
+    return reasons
 
 
 def _default_place(candidate: str, baseline: str) -> Path:

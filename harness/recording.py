@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 from harness.clock import now_ns, seconds_between
 from harness.engine.engine import EngineStarter
 from harness.errors import EnvironmentMissing, HarnessError, UsageError
+from harness.judge.detection import detection
 from harness.judge.expectations import (
     NOTHING_RECORDED,
     Start,
@@ -21,14 +20,14 @@ from harness.judge.expectations import (
     record_starts,
 )
 from harness.judge.findings import as_findings
-from harness.judge.matrix import as_markdown, load_releases
-from harness.judge.moments import detection
+from harness.judge.matrix import as_markdown, left_out, load_releases
 from harness.judge.reproduce import Declared
 from harness.judge.verdict import Verdict
 from harness.report.store import RunRecord, ScenarioRecord, load_run
 from harness.run import Run
 from harness.scenario import Scenario
 from harness.settings import Settings
+from harness.suite import collect, collect_by_file
 
 Tell = Callable[[str], None]
 START_MODE = "start-"  # how a start without load is stored: "start-1"
@@ -200,7 +199,7 @@ def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: P
     if not families:
         raise UsageError(f"no scenarios at {', '.join(str(path) for path in paths)}")
     releases = load_releases(expectations, engine)
-    page.write_text(as_markdown(releases, families), encoding="utf-8")
+    page.write_text(as_markdown(releases, families, left_out=left_out(expectations, engine)), encoding="utf-8")
     declared = {
         scenario.name: declared_of(scenario, file) for file, scenarios in by_file.items() for scenario in scenarios
     }
@@ -222,54 +221,3 @@ def declared_of(scenario: Scenario, file: Path) -> Declared:
         old=old,
         new=new,
     )
-
-
-def collect(paths: Sequence[Path], *, select: str = "") -> list[Scenario]:
-    """Return the scenarios that test modules at these paths declare, alone or in tuples, each once.
-
-    With `select` only those whose name, or whose module's name, holds that text.
-
-    Raises: UsageError naming a module that cannot be imported.
-    """
-    found = {
-        scenario.name: scenario
-        for file, scenarios in collect_by_file(paths).items()
-        for scenario in scenarios
-        if select in scenario.name or select in file.stem
-    }
-    return list(found.values())
-
-
-def collect_by_file(paths: Sequence[Path]) -> dict[Path, list[Scenario]]:
-    """Return the scenarios of each test module at these paths that declares any.
-
-    Raises: UsageError naming a module that cannot be imported.
-    """
-    files = [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
-    return {file: scenarios for file in files if (scenarios := _declared_in(file))}
-
-
-def _declared_in(file: Path) -> list[Scenario]:
-    sys.path.insert(0, str(file.absolute().parent.parent))  # scenarios import what they share as a package
-    try:
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        if spec is None or spec.loader is None:
-            raise UsageError(f'"{file}" is not a Python module')
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where a dataclass in it looks up its own module
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except (OSError, ImportError, SyntaxError, HarnessError) as error:
-        raise UsageError(f'"{file}" cannot be imported: {error}') from error
-    except BaseException as error:  # whatever is written in it, or pytest's own ways to leave a module
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f'"{file}" cannot be imported: {said}') from error
-    finally:
-        sys.path.pop(0)
-    found: dict[str, Scenario] = {}
-    for value in vars(module).values():
-        for scenario in value if isinstance(value, tuple) else (value,):
-            if isinstance(scenario, Scenario):
-                found.setdefault(scenario.name, scenario)
-    return list(found.values())

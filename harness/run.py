@@ -6,52 +6,42 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from harness import sweep, watchdog
+from harness.adapted import adapted
 from harness.bare_start import BareStart, seen_at
-from harness.checkpoint.manifest import read_checkpoint
-from harness.checkpoint.models import default_cache, directory, smollm2
+from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
 from harness.engine.dev_api import reloadable
-from harness.engine.engine import Engine, EngineIdentity, EngineSite, EngineStarter, Eventful
-from harness.engine.launch import SERVED_MODEL_NAME, Launch
-from harness.errors import HarnessError, LeftOver
+from harness.engine.engine import EngineIdentity, EngineSite, EngineStarter
+from harness.engine.launch import Launch
+from harness.errors import EnvironmentMissing, LeftOver
 from harness.faults.fault import Demanding
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, compile_cache_of, weight_cache_of
 from harness.handover import Handover
 from harness.judge.claim import Claim, Context
+from harness.judge.detection import Detection
 from harness.judge.expectations import load_expectations
-from harness.judge.moments import Detection
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.capacity import capacity_here
-from harness.load.driver import LoadDriver
 from harness.load.loaders import require_keepable
-from harness.load.plan import make_plan
 from harness.machine import Cores, command, commit, listed
 from harness.narrator import Progress, narrator
 from harness.observe.history import EventKind, Recorder
-from harness.observe.probes import Observers
-from harness.operations import Operations
-from harness.report.store import TIMELINE_FINISHED, ScenarioRecord, create_run, declare, finish_run, judge_scenario
+from harness.play import Play
+from harness.report.store import ScenarioRecord, create_run, declare, finish_run, judge_scenario
 from harness.requirements import require
 from harness.scenario import Mode, Scenario
-from harness.service import Service
 from harness.settings import Settings
-from harness.timeline import Timeline
 
-POLL_S = 0.1
 DEEP_TOKENS = 200  # of a prompt that fills a block of the KV cache: 128 tokens on a CPU, 16 on a GPU
-STOP_LIMIT_S = 20.0
-SMOLLM2_FINE_TUNE_SEED = 2
-MODEL_RATE_RPS = 1.0  # a 135 M model on one core answers 28 tokens/s alone: more would be a queue, not a rollout
 
 
 class Run:
@@ -71,7 +61,7 @@ class Run:
         self.records: list[ScenarioRecord] = []
         self._stack = ExitStack()
         self._handover = Handover()
-        self._is_interrupted = False
+        self.is_whole = True  # so far: everything that was asked for was run, or cannot be run here
 
     def __enter__(self) -> Run:
         require(self.settings)
@@ -106,9 +96,9 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if not self._is_interrupted:
+            if self.is_whole and kind is None:
                 finish_run(self.directory)
         finally:
             self._stack.close()
@@ -124,7 +114,16 @@ class Run:
 
         Raises: EnvironmentMissing; UsageError when the scenario cannot be run with these settings.
         """
-        scenario = self._with_models(scenario)
+        try:
+            return self._judged(scenario, mode)
+        except EnvironmentMissing:  # it was not begun: skipped
+            raise
+        except BaseException:
+            self.is_whole = False
+            raise
+
+    def _judged(self, scenario: Scenario, mode: Mode) -> ScenarioRecord:
+        scenario = adapted(scenario, self.settings)
         self._require_for_faults(scenario)
         if self.settings.old is None:  # a user's old checkpoint stays the old one
             scenario = self._handover.in_the_fitting_direction(scenario)
@@ -135,15 +134,11 @@ class Run:
             cores=len(self.cores.load),
             capacity=capacity_here(),
         )
+        ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
         try:
-            ground, place = self._prepare_ground(scenario, mode, scenario.claims(mode), suffix=str(mode))
-            try:
-                self._play(ground, place)
-            finally:
-                record = self._release_ground(ground, place)
-        except KeyboardInterrupt:
-            self._is_interrupted = True
-            raise
+            self._play(ground, place).carry_out()
+        finally:
+            record = self._release_ground(ground, place)
         self.records.append(record)
         self.progress(f"{scenario.name} [{mode}]: {record.verdict} (noticed at: {record.layer})")
         return record
@@ -153,7 +148,7 @@ class Run:
 
         Raises: EnvironmentMissing; HarnessError when the fault did not prove itself or something else went wrong.
         """
-        scenario = self._with_models(scenario)
+        scenario = adapted(scenario, self.settings)
         self._require_for_faults(scenario)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
         start = BareStart.on(ground, self._handover, shared=self.work / "shared")
@@ -225,6 +220,17 @@ class Run:
         ground.recorder.event("runner", EventKind.PHASE_ENDED, phase="golden", took_s=round(golden_s, 2))
         return ground, place
 
+    def _play(self, ground: Ground, place: Path) -> Play:
+        return Play(
+            ground=ground,
+            place=place,
+            settings=self.settings,
+            cores=self.cores,
+            label=self.label,
+            handover=self._handover,
+            progress=self.progress,
+        )
+
     def _release_ground(self, ground: Ground, place: Path) -> ScenarioRecord:
         """Keep the logs, remove the scenario's directories, look for left-overs, and judge what was recorded."""
         self._collect_logs(place / "logs")
@@ -232,86 +238,6 @@ class Run:
         ground.recorder.close()
         ground.recorder.require_written()
         return judge_scenario(place)
-
-    def _play(self, ground: Ground, place: Path) -> None:
-        """Acquire, carry out the timeline under load, release; an error of the harness becomes part of the history."""
-        recorder = ground.recorder
-        recorder.event("runner", EventKind.SCENARIO_STARTED, scenario=ground.scenario.name, mode=ground.mode)
-        service = Service(ground)
-        operations = Operations(ground, service)
-        because = TIMELINE_FINISHED
-        try:
-            with ExitStack() as stack:
-                stack.callback(self._timed, recorder, "engine", operations.stop_all)
-                with self._phase(recorder, "prepare"):
-                    driver = self._load(ground, place)
-                    stack.callback(driver.close)
-                    driver.spawn()
-                    operations.prepare()
-                with self._phase(recorder, "engine"):
-                    engine = operations.start_old(self._handover.take(ground))
-                with self._phase(recorder, "load start"):
-                    observers = stack.enter_context(Observers(recorder))
-                    if isinstance(self.starter, Eventful):
-                        stack.enter_context(self.starter.watch_events(_container_recorder(recorder, engine)))
-                    service.watcher = observers
-                    observers.watch(engine.endpoint, engine.incarnation, self.api_key)
-                    start_ns = driver.start(engine.endpoint, engine.incarnation)
-                    for url in driver.web_ui_urls:
-                        self.progress(f"{ground.scenario.name}: locust's own page, to look at while load runs: {url}")
-                    service.traffic = driver
-                recorder.event(
-                    "load",
-                    EventKind.LOAD_STARTED,
-                    at_ns=start_ns,
-                    plan_sha256=driver.plan.sha256,
-                    schedule_sha256=driver.plan.schedule_sha256,
-                    loaders=driver.loaders,
-                    rate_rps=ground.scenario.load.rate_rps,
-                    seed=self.settings.seed,
-                    engine_cpus=list(self.cores.engine),
-                    load_cpus=list(self.cores.load),
-                )
-                recorder.event(
-                    "runner", EventKind.TRAFFIC_ADMITTED, incarnation=engine.incarnation, endpoint=engine.endpoint
-                )
-                with self._phase(recorder, "load"):
-                    Timeline(ground, operations, start_ns).carry_out()
-                    report = driver.stop(STOP_LIMIT_S)
-                service.note_logs()
-                recorder.event(
-                    "load",
-                    EventKind.LOAD_ENDED,
-                    **{name: getattr(report, name) for name in report.__slots__},
-                )
-                with self._phase(recorder, "proof of undo"):
-                    operations.prove_undone()
-                self._handover.keep(ground, operations)
-        except (HarnessError, OSError) as error:  # such as a disk that is full
-            because = f"{type(error).__name__}: {error}"
-            self.progress(f"{ground.scenario.name} [{ground.mode}]: {because}")
-        recorder.event("runner", EventKind.SCENARIO_ENDED, because=because)
-
-    def _load(self, ground: Ground, place: Path) -> LoadDriver:
-        plan = make_plan(
-            ground.scenario.load,
-            seed=self.settings.seed,
-            horizon_s=ground.scenario.limit_s,
-            vocabulary_size=int(read_checkpoint(ground.old).config["vocab_size"]),
-            canary_prompts=ground.goldens.old.prompts,
-        )
-
-        return LoadDriver(
-            plan,
-            directory=place / "load",
-            api_key=self.api_key,
-            model=SERVED_MODEL_NAME,
-            cpus=self.cores.load,
-            on_request=ground.keep_request,
-            on_heartbeat=ground.keep_heartbeat,
-            run_label=str(self.label),
-            web_ui=self.settings.locust_web_ui,
-        )
 
     def _look_for_left_overs(self, ground: Ground, *scratch: Path) -> None:
         """Release the scenario's own directories and look for anything else that outlived it."""
@@ -337,20 +263,6 @@ class Run:
                 if log.is_file() and not log.name.startswith("golden-"):
                     shutil.move(str(log), target / log.name)
 
-    def _with_models(self, scenario: Scenario) -> Scenario:
-        """Replace the declared checkpoints by those the user asked for."""
-        settings = self.settings
-        rate_rps = settings.rate_rps
-        if settings.old is not None and settings.new is not None:
-            scenario = replace(scenario, old=directory(settings.old), new=directory(settings.new))
-            rate_rps = rate_rps or MODEL_RATE_RPS
-        elif settings.model == "smollm2":
-            scenario = replace(scenario, old=smollm2(), new=smollm2(seed=SMOLLM2_FINE_TUNE_SEED))
-            rate_rps = rate_rps or MODEL_RATE_RPS
-        if settings.patience != 1:
-            scenario = scenario.with_patience(settings.patience)
-        return scenario if rate_rps is None else scenario.at_rate(rate_rps)
-
     def _description(self) -> dict[str, Any]:
         return {
             "engine_label": self.identity.label,
@@ -369,27 +281,3 @@ class Run:
             },
             "settings": self.settings.as_json(),
         }
-
-    @contextmanager
-    def _phase(self, recorder: Recorder, phase: str) -> Iterator[None]:
-        started = now_ns()
-        try:
-            yield
-        finally:
-            took_s = round(seconds_between(started, now_ns()), 3)
-            recorder.event("runner", EventKind.PHASE_ENDED, phase=phase, took_s=took_s)
-
-    def _timed(self, recorder: Recorder, phase: str, act: Callable[[], None]) -> None:
-        with self._phase(recorder, phase):
-            act()
-
-
-def _container_recorder(recorder: Recorder, first: Engine) -> Callable[[str, str, Mapping[str, str]], None]:
-    """Record container events; an engine that was handed on goes by the name it has in this scenario."""
-    parts = first.parts()
-
-    def record(incarnation: str, action: str, attributes: Mapping[str, str]) -> None:
-        name = first.incarnation if attributes["container"] in parts else incarnation
-        recorder.event("docker", EventKind.CONTAINER, incarnation=name, action=action, attributes=dict(attributes))
-
-    return record

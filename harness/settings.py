@@ -117,7 +117,11 @@ def _flag(value: bool | str) -> bool:
     return value is True or str(value).lower() in ("1", "true", "yes", "on")
 
 
-def _path(value: str) -> Path:
+def path_of(value: str) -> Path:
+    """Return the absolute path that a user or an environment variable names; a leading `~` is a home directory.
+
+    Raises: UsageError for the home directory of nobody.
+    """
     # Not resolved: the symlink of a virtual environment's interpreter is what makes it one.
     try:
         return Path(value).expanduser().absolute()
@@ -130,10 +134,10 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "image": str,
     "vllm_version": str,
     "gpus": _names,
-    "python": _path,
+    "python": path_of,
     "model": str,
-    "old": _path,
-    "new": _path,
+    "old": path_of,
+    "new": path_of,
     "max_model_len": int,
     "engine_arguments": _arguments,
     "memory_gib": float,
@@ -141,5 +145,5 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "rate_rps": float,
     "seed": int,
     "locust_web_ui": _flag,
-    "results": _path,
+    "results": path_of,
 }

@@ -9,8 +9,9 @@ from typing import Any
 from harness.clock import now_ns, pause, poll_until, seconds_between
 from harness.errors import WaitExpired
 from harness.ground import Ground
+from harness.judge.detection import WITNESSES_S, detection
 from harness.judge.latency import REQUESTS_PER_WINDOW_MIN
-from harness.judge.moments import WITNESSES_S, Layer, Window, detection, recovery_at_ns, requests_in, service_changed
+from harness.judge.moments import Layer, Window, recovery_at_ns, requests_in, service_changed
 from harness.observe.history import EventKind
 from harness.operations import Operations
 from harness.scenario import Action, Step

@@ -16,7 +16,7 @@ import pytest
 from harness import Scenario, claims, faults, models
 from harness.checkpoint.models import ModelSource
 from harness.faults import Fault
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 pytestmark = pytest.mark.nightly
 
@@ -140,7 +140,16 @@ OTHER_ROWS = (
 CATALOGUE = (*FILES, *NAMES, *VALUES, *LEFT_OVER, *SIDE_FILES, *LAUNCH, *PUBLISHED, *OTHER_ROWS)
 
 
-@pytest.mark.parametrize("scenario", CATALOGUE, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    qualifying(
+        CATALOGUE,
+        "damaged_header_on_restart",
+        "cut_config_on_restart",
+        "flipped_bit_on_restart",
+        "added_quantisation_on_restart",
+    ),
+)
 def test_nobody_is_served_from_what_the_catalogue_damages(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
 

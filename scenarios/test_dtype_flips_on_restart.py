@@ -12,7 +12,7 @@ import pytest
 from harness import Scenario, faults, models
 from harness.faults import Fault
 from harness.judge.claim import Claim
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -50,10 +50,11 @@ OTHERS = (
 
 
 @pytest.mark.core
+@pytest.mark.qualification
 def test_nobody_is_served_from_relabelled_bytes(run_scenario) -> None:
     run_scenario(RELABELLED).require_held()
 
 
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(OTHERS, "launch_dtype_misspelt_on_restart"))
 def test_nobody_is_served_across_a_dtype_flip(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -12,7 +12,7 @@ import pytest
 from harness import Scenario, faults, models
 from harness.checkpoint.models import ModelSource
 from harness.faults import Fault
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 OLD = models.tiny_llama(seed=1, shards=2)
 NEW = models.tiny_llama(seed=2, shards=2)
@@ -48,10 +48,11 @@ OTHERS = (
 
 
 @pytest.mark.core
+@pytest.mark.qualification
 def test_nobody_is_served_while_files_are_copied(run_scenario) -> None:
     run_scenario(SLOW_SYNC).require_held()
 
 
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(OTHERS, "stale_index_on_restart", "nested_move_on_restart"))
 def test_nobody_is_served_from_half_synced_files(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -77,10 +77,12 @@ EXPECTED_OF_AN_ENGINE = (
 )
 
 
+@pytest.mark.qualification
 def test_a_killed_core_is_noticed_and_replaced(run_scenario) -> None:
     run_scenario(KILLED).require_held()
 
 
+@pytest.mark.qualification
 def test_a_frozen_core_is_noticed_and_replaced(run_scenario) -> None:
     run_scenario(FROZEN).require_held()
 
@@ -92,7 +94,6 @@ def test_a_dead_engine_is_noticed_and_replaced(run_scenario, scenario: Scenario)
 
 
 @pytest.mark.nightly
-@pytest.mark.qualification
 @pytest.mark.parametrize("scenario", EXPECTED_OF_AN_ENGINE, ids=lambda scenario: scenario.name)
 def test_the_platform_is_told(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -13,6 +13,7 @@ import pytest
 
 from harness import Scenario, after_detection, at, claims, faults, load, models, rollout, then
 from harness.load.shape import RequestLimits
+from scenarios.defences import qualifying
 
 OLD, NEW = models.tiny_llama(seed=1, shards=2), models.tiny_llama(seed=2, shards=2)
 PATIENT = RequestLimits(first_token_s=90.0, gap_s=90.0, total_s=120.0)
@@ -68,6 +69,6 @@ SCENARIOS = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(SCENARIOS, "cold_prefix_cache_on_restart", "slow_storage_on_restart"))
 def test_nobody_waits_for_an_engine_that_is_not_warm(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

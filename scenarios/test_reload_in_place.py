@@ -96,14 +96,17 @@ CHECKSUMS = reloaded(
 )
 
 
+@pytest.mark.qualification
 def test_good_checkpoint_is_served_as_after_a_cold_start(run_scenario) -> None:
     run_scenario(GOOD).require_held()
 
 
+@pytest.mark.qualification
 def test_nobody_is_answered_from_stale_prefixes(run_scenario) -> None:
     run_scenario(STALE_PREFIXES).require_held()
 
 
+@pytest.mark.qualification
 def test_nobody_is_answered_from_half_a_file(run_scenario) -> None:
     run_scenario(HALF_A_FILE).require_held()
 

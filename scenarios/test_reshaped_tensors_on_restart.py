@@ -11,7 +11,7 @@ import pytest
 
 from harness import Scenario, faults, models
 from harness.faults import Fault
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 OUT = "model.layers.1.self_attn.o_proj.weight"
@@ -44,10 +44,11 @@ OTHERS = (
 
 
 @pytest.mark.core
+@pytest.mark.qualification
 def test_nobody_is_served_from_a_widened_tensor(run_scenario) -> None:
     run_scenario(WIDENED).require_held()
 
 
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(OTHERS, "transposed_tensor_on_restart", "missing_tensor_on_restart"))
 def test_nobody_is_served_from_reshaped_tensors(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -22,7 +22,7 @@ from harness.guards.publish import publish
 from harness.judge.claim import Claim
 from harness.load.shape import RequestLimits
 from harness.scenario import INCIDENT_TIMELINE
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 # Large enough that an engine is seen in the middle of its file: about 16 MB in bf16, most of it in the vocabulary.
 LARGE = {"hidden": 256, "layers": 4, "intermediate": 768, "vocabulary": 10240}
@@ -113,6 +113,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.qualification
 def test_nobody_is_served_from_a_shard_that_was_cut(run_scenario) -> None:
     run_scenario(CUT).require_held()
 
@@ -126,7 +127,7 @@ def test_probes_that_the_old_server_answers_admit_nobody(run_scenario) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(OTHERS, "memory_limit_while_serving"))
 def test_whoever_runs_out_is_replaced(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
 

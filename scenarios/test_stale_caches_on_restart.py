@@ -11,7 +11,7 @@ import pytest
 
 from harness import Scenario, claims, faults, models
 from harness.faults import Fault
-from scenarios.defences import LOAD
+from scenarios.defences import LOAD, qualifying
 
 RIGHT = (claims.exposed_at_most(0), claims.recovered(within_s=300.0))
 
@@ -39,6 +39,6 @@ SCENARIOS = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(SCENARIOS, "cut_compile_cache_on_restart"))
 def test_no_answer_is_wrong(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -14,7 +14,7 @@ from harness import Guard, Scenario, claims, faults, models
 from harness.checkpoint.models import ModelSource
 from harness.faults import Fault
 from harness.judge.claim import Claim
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 GATED = (Guard.PREFLIGHT, Guard.CANARY_GATE)
 PURGED_BEFORE_START = (*GATED, Guard.PURGE_CACHE)
@@ -64,10 +64,11 @@ OTHERS = (
 
 
 @pytest.mark.core
+@pytest.mark.qualification
 def test_nobody_is_served_from_a_stale_cache(run_scenario) -> None:
     run_scenario(SAME_SHAPES).require_held()
 
 
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(OTHERS, "stale_cache_purged_before_restart"))
 def test_nobody_is_served_from_a_stale_cache_variant(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

@@ -11,7 +11,7 @@ import pytest
 
 from harness import Scenario, faults, models
 from harness.faults import Fault
-from scenarios.defences import BITES, LOAD, contained
+from scenarios.defences import BITES, LOAD, contained, qualifying
 
 TWO_RANKS = ("--tensor-parallel-size", "2")
 DOWN = "model.layers.1.mlp.down_proj.weight"  # split by columns
@@ -43,6 +43,6 @@ SCENARIOS = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", qualifying(SCENARIOS, "rows_that_the_second_rank_lacks"))
 def test_nobody_is_served_from_what_one_rank_lacks(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()

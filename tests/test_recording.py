@@ -13,7 +13,8 @@ from harness.damage_command import fault_from
 from harness.errors import UsageError
 from harness.judge.finding_texts import text_for
 from harness.judge.reproduce import by_hand
-from harness.recording import collect, collect_by_file, declared_of
+from harness.recording import declared_of
+from harness.suite import collect, collect_by_file
 
 MODULE = '''
 """What goes wrong."""

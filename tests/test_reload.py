@@ -16,7 +16,8 @@ from harness.errors import ScenarioInvalid
 from harness.guards.engine_api import EngineApi
 from harness.judge.claim import Claim, Context
 from harness.judge.claims import JUDGES
-from harness.judge.moments import Detection, Layer
+from harness.judge.detection import Detection
+from harness.judge.moments import Layer
 from harness.judge.reloads import reloads
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, History, Recorder, load_history

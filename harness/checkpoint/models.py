@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.clock import poll_until
 from harness.errors import UsageError
+from harness.settings import path_of
 
 FORMAT = 1  # raised whenever the same parameters give other files
 BUILD_LIMIT_S = 600.0
@@ -62,9 +63,9 @@ def default_cache() -> Path:
     """Return where made checkpoints are kept: `$ROLLOUT_CACHE`, else a directory in the user's cache."""
     named = os.environ.get("ROLLOUT_CACHE")
     if named:
-        return Path(named).expanduser().absolute()
+        return path_of(named)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "vllm-rollout-harness"
+    return path_of(base) / "vllm-rollout-harness"
 
 
 def tiny_llama(
@@ -116,8 +117,11 @@ def smollm2(shards: int = 2, seed: int | None = None) -> ModelSource:
 
 
 def directory(path: Path | str) -> ModelSource:
-    """Return a checkpoint that the user has; its directory is read, never written."""
-    given = Path(path).expanduser().absolute()
+    """Return a checkpoint that the user has; its directory is read, never written.
+
+    Raises: UsageError when the path begins with the home directory of nobody.
+    """
+    given = path_of(str(path))
     return ModelSource(name=given.name or "root", parameters={"directory": str(given)}, given=given)
 
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+from harness.adapted import MODEL_RATE_RPS
 from harness.clock import NS_PER_S, now_ns, pause, seconds_between
 from harness.compare.canaries import SideCanaries
 from harness.compare.options import Options
@@ -22,7 +23,7 @@ from harness.observe.history import EventKind, Recorder, Request
 from harness.observe.metrics import HistogramSample, pick_histograms, read_page
 from harness.observe.probes import Observers
 from harness.report.store import write_json
-from harness.run import MODEL_RATE_RPS, Run
+from harness.run import Run
 from harness.settings import Settings
 
 TINY_RATE_RPS = 10.0

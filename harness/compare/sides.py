@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.adapted import SMOLLM2_FINE_TUNE_SEED
 from harness.checkpoint.manifest import weights_id
 from harness.checkpoint.models import default_cache, directory, smollm2, tiny_llama
 from harness.compare.options import Options
@@ -15,7 +16,7 @@ from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import Launch
 from harness.narrator import Progress
-from harness.run import SMOLLM2_FINE_TUNE_SEED, Run
+from harness.run import Run
 from harness.settings import Settings
 
 OLD, NEW, NULL = "old", "new", "null"

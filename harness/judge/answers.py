@@ -5,14 +5,13 @@ from __future__ import annotations
 from harness.clock import seconds_between
 from harness.guards.canary import Answer
 from harness.judge.claim import WHY_PAIRED_ONLY, Context, Judgement
+from harness.judge.detection import Detection, detection
 from harness.judge.exposure import exposure
 from harness.judge.latency import band_finding
 from harness.judge.moments import (
     RIGHT_IN_A_ROW,
-    Detection,
     Layer,
     Window,
-    detection,
     fault_at_ns,
     load_span,
     recovery_at_ns,

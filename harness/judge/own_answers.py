@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from harness.judge.claim import Context, Judgement
-from harness.judge.moments import Window, expected_answers, fault_at_ns, is_right, requests_in
-from harness.judge.reloads import LAG_LIMIT_MS
+from harness.judge.moments import Window, fault_at_ns, requests_in
+from harness.judge.reloads import LAG_LIMIT_MS, expected_answers, is_right
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, RequestResult
+
+TIMELINE_FINISHED = "timeline finished"  # what a scenario that came to its end says of it
 
 
 def faults_proved(history: History, context: Context) -> Judgement:
@@ -93,6 +95,15 @@ def faults_undone(history: History, context: Context) -> Judgement:
         return Verdict.UNKNOWN, f"nothing says whether it was undone: {', '.join(absent)}", ()
     said = "; ".join(dict.fromkeys(str(event.data["because"]) for event in undone))
     return Verdict.HELD, said, tuple(event.id for event in undone)
+
+
+def ended_early(history: History) -> str:
+    """Say why a scenario that began did not come to its end; empty when it did, and for a start without load."""
+    ended = history.last(EventKind.SCENARIO_ENDED)
+    if ended is not None:
+        because = str(ended.data.get("because"))
+        return "" if because == TIMELINE_FINISHED else f"the scenario ended early: {because}"
+    return "" if history.first(EventKind.SCENARIO_STARTED) is None else "the scenario did not come to its end"
 
 
 def nothing_left_over(history: History, context: Context) -> Judgement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.guards.canary import Answer
 from harness.judge.claim import Context, Judgement
-from harness.judge.moments import expected_answers
+from harness.judge.reloads import expected_answers
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History
 

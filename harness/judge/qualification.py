@@ -81,6 +81,7 @@ class Qualification:
     baseline: str
     parts: tuple[Part, ...]
     sources: Mapping[str, tuple[str, ...]]  # of each part: the runs it was judged from
+    selection: str = ""  # of the scenarios that could be run, as on the command line
     notes: tuple[str, ...] = ()
 
     @property
@@ -108,6 +109,7 @@ class Qualification:
             "baseline": self.baseline,
             "verdict": self.verdict,
             "because": self.because,
+            "selection": self.selection,
             "parts": [
                 {
                     "name": part.name,

@@ -17,12 +17,12 @@ from typing import Any
 from harness.errors import ClaimsBroken, ClaimsUnknown, HarnessError, UsageError
 from harness.judge.claim import Claim, Context
 from harness.judge.claims import judge
+from harness.judge.detection import detection
 from harness.judge.expectations import load_expectations
 from harness.judge.exposure import exposure
 from harness.judge.moments import (
     Layer,
     Window,
-    detection,
     fault_at_ns,
     recovery_at_ns,
     requests_in,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.clock import seconds_between
-from harness.judge.moments import Window, detection, recovery_at_ns, window_span
+from harness.judge.detection import detection
+from harness.judge.moments import Window, recovery_at_ns, window_span
 from harness.observe.history import Event, EventKind, History
 
 _STEPS = {

@@ -190,3 +190,13 @@ def test_smollm2_is_a_whole_llama(tmp_path: Path) -> None:
     assert checkpoint.tensor("model.embed_tokens.weight").shape == (49152, 576)
     assert checkpoint.config["rope_theta"] == 100000.0
     assert checkpoint.config["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize("variable", ["ROLLOUT_CACHE", "XDG_CACHE_HOME"])
+def test_the_home_directory_of_nobody_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROLLOUT_CACHE", raising=False)
+    monkeypatch.setenv(variable, "~nosuchuser/cache")
+    with pytest.raises(UsageError, match='"~nosuchuser/cache" is no path here: '):
+        models.default_cache()
+    with pytest.raises(UsageError, match='"~nosuchuser/model" is no path here: '):
+        models.directory("~nosuchuser/model")

@@ -191,3 +191,22 @@ def test_every_text_is_whole_and_every_report_a_thread() -> None:
         assert not text.title.endswith("."), text.title
         for report in text.reports:
             assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report), report
+
+
+def test_a_finding_says_on_which_newer_releases_nobody_looked(tmp_path: Path) -> None:
+    known = releases(
+        tmp_path,
+        v0_9_0={"widened_tensor_on_restart": Layer.CANARY, "missing_head_on_restart": Layer.CANARY},
+        v0_31_0={"missing_head_on_restart": Layer.STARTUP},
+        v0_32_0={"other_on_restart": Layer.STARTUP},
+    )
+    page = as_findings(known, {})
+    assert "| widened tensor | 0.9.0 (and perhaps later) |" in page
+    assert "Releases: 0.9.0; **not measured on 0.31.0, 0.32.0**" in page
+    assert "canary in 0.9.0, now startup; not measured on 0.32.0" in page
+
+
+def test_a_finding_measured_on_the_newest_release_says_nothing_of_the_kind(tmp_path: Path) -> None:
+    page = as_findings(releases(tmp_path, v0_32_0={"widened_tensor_on_restart": Layer.CANARY}), {})
+    assert "not measured" not in page.partition("## ")[2]
+    assert "perhaps later" not in page

