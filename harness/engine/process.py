@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -135,11 +135,12 @@ class ProcessStarter:
 
     def close(self) -> None:
         """End every engine that still runs. Idempotent."""
-        for engine in self._engines:
-            engine.stop()
-        if self._spawner is not None:
-            self._spawner.shutdown()
-            self._spawner = None
+        with ExitStack() as release:  # goes on after an error, and raises it at the end
+            if self._spawner is not None:
+                release.callback(self._spawner.shutdown)
+                self._spawner = None
+            for engine in self._engines:
+                release.callback(engine.stop)
         if self._site is not None:
             with suppress(OSError):  # only there when the work directory's own name was too long
                 (Path(tempfile.gettempdir()) / f"{DIRECTORY_PREFIX}{self._site.run_label}").rmdir()
@@ -176,9 +177,6 @@ class ProcessStarter:
             cache[COMPILE_CACHE_VARIABLE] = str(launch.compile_cache.absolute())
         return {
             **kept,
-            LABEL_VARIABLE: site.run_label,
-            ENGINE_VARIABLE: label,
-            "VLLM_API_KEY": site.api_key,
             "PYTHONPATH": os.pathsep.join(str(path.absolute()) for path in search_path if path.is_dir()),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # a worker killed by SIGBUS or SIGSEGV says so in the log, which vLLM does not
@@ -194,6 +192,10 @@ class ProcessStarter:
             **processor,
             **cache,
             **dict(launch.environment),
+            # What a sweep finds it by, and what every request must show, is nobody else's to choose.
+            LABEL_VARIABLE: site.run_label,
+            ENGINE_VARIABLE: label,
+            "VLLM_API_KEY": site.api_key,
         }
 
     def _identify(self) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
@@ -87,8 +87,9 @@ class ReferenceStarter:
 
     def close(self) -> None:
         """End every engine that still runs. Idempotent."""
-        for engine in self._engines:
-            engine.stop()
+        with ExitStack() as release:  # goes on after an error, and raises it at the end
+            for engine in self._engines:
+                release.callback(engine.stop)
 
     def _environment(self, launch: Launch, *, site: EngineSite, label: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
@@ -102,14 +103,15 @@ class ReferenceStarter:
         defects = (*self._defects, *filter(None, (asked.pop("ROLLOUT_REFERENCE_DEFECT", ""),)))
         return {
             **kept,
-            RUN_VARIABLE: site.run_label,
-            ENGINE_VARIABLE: label,
-            PARENT_VARIABLE: str(os.getpid()),
-            "VLLM_API_KEY": site.api_key,
             "PYTHONUNBUFFERED": "1",
             "ROLLOUT_REFERENCE_DEFECT": ",".join(defects),
             **cache,
             **asked,
+            # What a sweep finds it by, and what every request must show, is nobody else's to choose.
+            RUN_VARIABLE: site.run_label,
+            ENGINE_VARIABLE: label,
+            PARENT_VARIABLE: str(os.getpid()),
+            "VLLM_API_KEY": site.api_key,
         }
 
 
