@@ -15,7 +15,7 @@ import psutil
 import requests
 
 from harness.engine.build_context import HostSettings
-from harness.engine.docker_daemon import is_present
+from harness.engine.docker_daemon import innermost, is_present
 from harness.errors import EnvironmentMissing
 from harness.label import new_label, work_directory
 
@@ -50,18 +50,18 @@ def base_image(client: docker.DockerClient, base: str | None, settings: HostSett
             return candidate
     wanted = base or REGISTRY_BASE
     progress(f"pulling {wanted}")
-    repository, _, tag = wanted.rpartition(":") if ":" in wanted.rpartition("/")[2] else (wanted, ":", "latest")
     try:
-        client.images.pull(repository, tag=tag)
+        client.images.pull(wanted)
         return wanted
     except (docker.errors.APIError, requests.RequestException) as error:
+        because = " ".join(str(getattr(error, "explanation", None) or innermost(error)).split())
         if base:
-            raise EnvironmentMissing("image", f'base "{base}" is not here and cannot be pulled: {error}') from error
-    _make_base(client, settings, progress)
+            raise EnvironmentMissing("image", f'base "{base}" is not here and cannot be pulled: {because}') from error
+    _make_base(client, settings, progress, because=because)
     return LOCAL_BASE
 
 
-def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Progress) -> None:
+def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Progress, *, because: str = "") -> None:
     program = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     as_root = _as_root()
     if program is None or as_root is None:
@@ -70,7 +70,11 @@ def _make_base(client: docker.DockerClient, settings: HostSettings, progress: Pr
             if program is None
             else "only root can run debootstrap, and sudo does not let this user without a password"
         )
-        raise EnvironmentMissing("image", f'base "{REGISTRY_BASE}" cannot be pulled, and {lack}; name one with --base')
+        raise EnvironmentMissing(
+            "image",
+            f'base "{REGISTRY_BASE}" cannot be pulled ({because}), and {lack}; name one with '
+            "python -m harness.engine.image --base IMAGE",
+        )
     progress(
         f"no registry answers: making {LOCAL_BASE} with debootstrap from {settings.apt_mirror or 'its own mirror'}"
     )

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +22,13 @@ from harness.errors import HarnessError
 # PyPI's torch for Linux brings several GB of CUDA; the CPU builds are only here.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SYSTEM_CA_BUNDLES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+
+# Docker hands these to every step of a build, and keeps them out of the image and its history.
+PROXY_VARIABLES = tuple(
+    spelt
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+    for spelt in (name, name.lower())
+)
 
 _PASSED_ON = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
 
@@ -33,12 +40,14 @@ class HostSettings:
     pip: Mapping[str, str]
     ca_bundle: Path | None
     apt_mirror: str  # empty: the image's and debootstrap's own
+    proxies: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a password
 
     @classmethod
     def read(cls) -> HostSettings:
-        """Read pip's settings, the certificate bundle and apt's mirror of this host."""
+        """Read pip's settings, the certificate bundle, apt's mirror and the proxies of this host."""
         pip = _pip_settings()
-        return cls(pip=pip, ca_bundle=_ca_bundle(pip, os.environ), apt_mirror=_apt_mirror())
+        proxies = {name: os.environ[name] for name in PROXY_VARIABLES if os.environ.get(name)}
+        return cls(pip=pip, ca_bundle=_ca_bundle(pip, os.environ), apt_mirror=_apt_mirror(), proxies=proxies)
 
 
 def assemble(directory: Path, *, dockerfiles: Iterable[Path], settings: HostSettings) -> None:

