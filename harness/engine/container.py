@@ -18,7 +18,7 @@ from testcontainers.core.container import DockerContainer
 from harness.engine.container_engine import ContainerEngine
 from harness.engine.container_events import OnContainerEvent, container_events
 from harness.engine.container_options import PLUGIN_DIRECTORY, ContainerOptions, container_options, container_user
-from harness.engine.docker_daemon import connect, docker_sentence, present_image
+from harness.engine.docker_daemon import connect, docker_sentence, present_image, require_here
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.image import VERSION_LABEL, ImageRef
 from harness.engine.launch import Launch
@@ -47,10 +47,13 @@ class ContainerStarter:
         Raises: EnvironmentMissing when the daemon, the image or the NVIDIA runtime is missing.
         """
         with contextlib.closing(connect()) as client:
+            require_here()
             image = present_image(client, self._image)
             if self._gpus:
                 _require_nvidia(client)
-        version = image.labels.get(VERSION_LABEL) or self._image.rpartition(":")[2].removeprefix("v")
+        version = (
+            image.labels.get(VERSION_LABEL) or _tag(self._image).removeprefix("v") or image.short_id.partition(":")[2]
+        )
         return EngineIdentity(
             kind="container",
             name="vllm" if self._gpus else "vllm-cpu",
@@ -157,6 +160,11 @@ def described(options: ContainerOptions) -> DockerContainer:
     container.ports.update(options.ports)
     container.tmpfs.update(options.tmpfs)
     return container
+
+
+def _tag(image: str) -> str:
+    """Return the tag in an image's name; empty where it has none, as a digest or an id has."""
+    return image.rpartition("/")[2].partition("@")[0].removeprefix("sha256:").partition(":")[2]
 
 
 def _let_write(directory: Path, user: str) -> None:

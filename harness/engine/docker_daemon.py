@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import docker
 import docker.errors
@@ -46,6 +47,38 @@ def _require_listener(place: str) -> None:
         with socket.socket(socket.AF_UNIX) as attempt:
             attempt.settimeout(10.0)
             attempt.connect(place.removeprefix("unix://"))
+
+
+def require_here() -> None:
+    """Return if the Docker engine is on this machine: it mounts files of this one, and its ports are on loopback.
+
+    Raises: EnvironmentMissing naming where it is instead.
+    """
+    place = os.environ.get("DOCKER_HOST") or DEFAULT_PLACE
+    parts = urlsplit(place)
+    host = parts.hostname
+    if host is None or parts.scheme not in ("tcp", "http", "https", "ssh"):  # a socket
+        return
+    try:
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        addresses = []
+    if not any(_is_own(family, address) for family, _, _, _, address in addresses):
+        raise EnvironmentMissing(
+            "docker",
+            f"the Docker engine at {place} is on another machine: it cannot mount checkpoints of this one, and would publish "
+            "an engine's port on its own loopback device",
+        )
+
+
+def _is_own(family: int, address: tuple[Any, ...]) -> bool:
+    """Say whether an address is one of this machine's."""
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        try:
+            attempt.bind(address)
+        except OSError:
+            return False
+    return True
 
 
 def present_image(client: docker.DockerClient, name: str) -> Any:
