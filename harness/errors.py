@@ -14,6 +14,22 @@ EXIT_BROKEN = 1
 EXIT_UNKNOWN = 2
 EXIT_USAGE = 3
 
+# What may be missing, by the names that --require takes; tiers of tests have names there too.
+RESOURCES = (
+    "container",
+    "docker",
+    "gpu",
+    "host network",
+    "image",
+    "models",
+    "python",
+    "root",
+    "signing",
+    "slow",
+    "transformers",
+    "vllm",
+)
+
 
 class HarnessError(Exception):
     """Something the harness itself could not do; the command line ends with `exit_code`."""
@@ -40,7 +56,7 @@ class FaultNotProved(HarnessError):
 
 
 class EnvironmentMissing(HarnessError):
-    """A resource (docker, gpu, image, python) is absent; the only error that becomes a skip, with its reason."""
+    """A resource (one of RESOURCES) is absent; the only error that becomes a skip, with its reason."""
 
     exit_code = EXIT_USAGE
 
@@ -48,6 +64,18 @@ class EnvironmentMissing(HarnessError):
         super().__init__(f"{resource} is not available: {reason}")
         self.resource = resource
         self.reason = reason
+
+
+def required_resources(text: str) -> tuple[str, ...]:
+    """Return the names in a list such as `docker,image`.
+
+    Raises: UsageError for one that nothing can lack, which would require nothing.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in RESOURCES:
+            raise UsageError(f'nothing is called "{name}" that could be required; known: {", ".join(RESOURCES)}')
+    return names
 
 
 class WaitExpired(HarnessError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,10 @@ def require(settings: Settings) -> None:
 
     Raises: UsageError naming what cannot be used, what was seen and what is needed.
     """
+    if not sys.platform.startswith("linux"):
+        raise UsageError(
+            f"runs need Linux (processes are read from /proc, segments from /dev/shm), this is {sys.platform}"
+        )
     copied_bytes = 0
     for which, path in (("old", settings.old), ("new", settings.new)):
         if path is not None:

@@ -12,7 +12,7 @@ import pytest
 from harness.cli import exit_code_of
 from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity
-from harness.errors import EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, UsageError
+from harness.errors import EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, UsageError, required_resources
 from harness.plugin import Problem, problems_key, run_key
 from harness.requirements import require
 from harness.run import Run
@@ -66,6 +66,7 @@ def run_scenarios(options: argparse.Namespace) -> int:
     for path in options.paths:
         if not Path(path.partition("::")[0]).exists():
             raise UsageError(f'no scenarios at "{path}"; give a directory with scenario tests')
+    options.require = ",".join(required_resources(options.require))
     settings = settings_from(vars(options), os.environ)
     require(settings)
     # Choosing by itself, the run says why it took which engine; an engine that was named must be there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ ENGINES = ("auto", "container", "process", "reference")
 MODELS = ("tiny", "smollm2")
 DEFAULT_VLLM_VERSION = "0.32.0"
 MODEL_LEN_MIN = 128  # the longest canary prompts have 32 tokens, the longest answers 32
+# The last of two counts: another host would open an engine to the network, another port or name make it unreachable.
+OWN_ARGUMENTS = ("--host", "--port", "--uds", "--api-key", "--served-model-name")
 # What a run can be told, by the command line as --NAME and by pytest as --rollout-NAME.
 EXPLAINED = {
     "engine": "engine to use: auto, container, process or reference",
@@ -74,6 +76,7 @@ class Settings:
             raise UsageError("the old and the new checkpoint must be given together")
         if self.model is not None and self.old is not None:
             raise UsageError("give either a model or an old and a new checkpoint")
+        require_free(self.engine_arguments)
         for name, path in (("old", self.old), ("new", self.new)):
             if path is not None and not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
                 raise UsageError(f'{name} checkpoint "{path}" is not a readable directory')
@@ -81,6 +84,18 @@ class Settings:
     def as_json(self) -> dict[str, Any]:
         """Return the settings ready for JSON."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+
+def require_free(arguments: Sequence[str]) -> None:
+    """Return if a user's launch arguments name none of those that the harness sets itself.
+
+    Raises: UsageError naming the first that does; its value may be a secret and is not repeated.
+    """
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in OWN_ARGUMENTS:
+            own = ", ".join(OWN_ARGUMENTS)
+            raise UsageError(f'engine argument "{name}" cannot be given: the harness chooses {own} itself')
 
 
 def settings_from(options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:

@@ -31,7 +31,11 @@ def _container(settings: Settings, progress: Progress) -> EngineStarter:
 
     if settings.image is not None:
         return ContainerStarter(settings.image, gpus=_gpus(settings))
-    return ContainerStarter(ensure_image(settings.vllm_version, progress=progress).name, gpus=_gpus(settings))
+    if settings.gpus:
+        raise UsageError(
+            f'GPUs "{",".join(settings.gpus)}" need an image with a GPU build of vLLM: name it, such as vllm/vllm-openai:v0.32.0'
+        )
+    return ContainerStarter(ensure_image(settings.vllm_version, progress=progress).name)
 
 
 def _gpus(settings: Settings) -> tuple[str, ...] | int:
