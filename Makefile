@@ -57,8 +57,8 @@ help:
 
 # Named after the content of what is installed: the same content asks no package index again.
 $(READY):
-	@$(call quoted,$(PYTHON_FOR_VENV)) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
-	@test -x $(BIN)/python || $(call quoted,$(PYTHON_FOR_VENV)) -m venv $(VENV)
+	@$(call quoted,$(PYTHON_FOR_VENV)) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + "; name another one: make ... PYTHON_FOR_VENV=python3.12")'
+	@test -x $(BIN)/python -a -x $(BIN)/pip || $(call quoted,$(PYTHON_FOR_VENV)) -m venv $(VENV)
 	@echo "installing into $(VENV)"
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.ready-* && touch $@

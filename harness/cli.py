@@ -6,13 +6,14 @@ Exit codes: 0 held or clean, 1 broken or findings, 2 unknown, 3 usage.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -58,12 +59,14 @@ EXPECTATIONS = Path("scenarios/expectations")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; what goes wrong is said in one sentence."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know fewer characters than a log holds
     try:
-        if given and given[0] in GUARDS:
-            return _guard(given[0], given[1:])
-        options = _parser().parse_args(given)
-        command: Callable[[argparse.Namespace], int] = options.command
-        with _termination_as_interrupt():
+        with _termination_as_interrupt(), _written_to_the_end():
+            if given and given[0] in GUARDS:
+                return _guard(given[0], given[1:])
+            options = _parser().parse_args(given)
+            command: Callable[[argparse.Namespace], int] = options.command
             return command(options)
     except HarnessError as error:
         print(f"harness: {error}", file=sys.stderr)
@@ -72,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("harness: interrupted; what was running has been ended", file=sys.stderr)
         return EXIT_UNKNOWN
     except BrokenPipeError:
+        _write_nowhere()
         return EXIT_UNKNOWN
     except OSError as error:
         print(f"harness: {error}", file=sys.stderr)
@@ -89,6 +93,27 @@ def _own_bug(error: Exception) -> int:
         file=sys.stderr,
     )
     return EXIT_UNKNOWN
+
+
+@contextmanager
+def _written_to_the_end() -> Iterator[None]:
+    """Write what was printed before the command ends; a reader who has gone, such as `head`, changes no exit code."""
+    try:
+        yield
+    finally:
+        try:
+            if sys.stdout is not None:  # closed by whoever called
+                sys.stdout.flush()
+        except OSError as error:
+            _write_nowhere()
+            if not isinstance(error, BrokenPipeError):  # such as a full disk
+                raise
+
+
+def _write_nowhere() -> None:
+    """Discard what is still to be printed, which the interpreter would otherwise complain about when it ends."""
+    with open(os.devnull, "wb") as nowhere, suppress(OSError):
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def from_running(options: argparse.Namespace) -> Golden:
 
 def from_cold_start(options: argparse.Namespace) -> Golden:
     """Start an engine of our own on the checkpoint, ask it idle and under load, and stop it."""
-    from harness import watchdog
+    from harness import sweep, watchdog
     from harness.engine.choose import starter_for
     from harness.engine.engine import EngineSite
     from harness.engine.launch import Launch
@@ -101,6 +101,7 @@ def from_cold_start(options: argparse.Namespace) -> Golden:
         python=None if options.python is None else options.python.absolute(),
         max_model_len=options.max_model_len,
         memory_gib=options.memory_gib,
+        engine_arguments=options.engine_arguments,
         **({} if options.vllm_version is None else {"vllm_version": options.vllm_version}),
     )
     logs = options.out.with_name(f"{options.out.name}.logs")
@@ -122,6 +123,8 @@ def from_cold_start(options: argparse.Namespace) -> Golden:
     )
     with ExitStack() as stack:
         stack.enter_context(watchdog.watch(label))
+        # Also what an interrupt came upon half made, which nobody else knows of.
+        stack.callback(sweep.end, label, docker=options.engine == "container")
         work = work_directory(label)
         work.mkdir(mode=0o711)
         stack.callback(shutil.rmtree, work, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from harness.clock import now_ns, seconds_between
@@ -19,7 +20,8 @@ def narrator(progress: Progress, name: str, mode: str) -> Callable[[Event], None
         words = _SENTENCES.get(event.kind)
         if words is not None:
             elapsed_s = seconds_between(started, now_ns())
-            progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {words.format_map(_Missing(event.data))}")
+            with suppress(BrokenPipeError):  # whoever read on has gone; what is told here is on record as well
+                progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {words.format_map(_Missing(event.data))}")
 
     return tell
 

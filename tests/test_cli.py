@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,6 +18,7 @@ import pytest
 from harness import cli, requirements, sweep
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.models import tiny_llama
+from harness.clock import poll_until
 from harness.errors import HarnessError
 from harness.judge.expectations import expectations_path, load_expectations, record_start
 from harness.judge.moments import Layer
@@ -24,6 +26,8 @@ from harness.label import LABEL_VARIABLE, new_label, work_directory
 from harness.observe.history import EventKind, Recorder
 from tests.suites import NO_DOCKER, RUN_LIMIT_S, start, write_suite
 
+# As most people have it: what is printed is written when there is enough of it, or at the end.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 Told = tuple[int, str, str]  # exit code, output, errors
 Tell = Callable[..., Told]
 
@@ -65,7 +69,7 @@ def is_one_sentence(errors: str) -> bool:
 def test_absent_docker_engine(tell: Tell, monkeypatch: pytest.MonkeyPatch, host: str, seen: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     monkeypatch.setenv("PATH", "/nowhere")
-    for asked in (["--engine", "container"], ["--image", "vllm/vllm-openai:v0.32.0"], ["--gpus", "0"]):
+    for asked in (["--engine", "container"], ["--image", "vllm/vllm-openai:v0.32.0"], ["--gpus", "0", "--image", "x"]):
         code, output, errors = tell("run", "rollouts", *asked)
         assert code == 3
         assert is_one_sentence(errors), errors
@@ -113,6 +117,9 @@ def test_absent_image_and_absent_nvidia_runtime(tell: Tell, monkeypatch: pytest.
         (["run", "rollouts", "--engine", "process"], "needs an interpreter that has vLLM: give --python"),
         (["run", "rollouts", "--engine", "process", "--python", "/nowhere"], "is not an interpreter that can be run"),
         (["run", "rollouts", "--python", "/bin/true"], 'python is not available: "/bin/true" does not answer'),
+        (["run", "rollouts", "--gpus", "0"], 'GPUs "0" need an image with a GPU build of vLLM'),
+        (["run", "rollouts", "--require", "dokcer"], 'nothing is called "dokcer" that could be required; known: '),
+        (["run", "rollouts", "--engine-arguments=--host 0.0.0.0"], 'engine argument "--host" cannot be given'),
         (["run", "rollouts", "--old", "rollouts"], "must be given together"),
         (["run", "rollouts", "--old", "nowhere", "--new", "rollouts"], 'nowhere" is not a readable directory'),
         (["run", "rollouts", "--old", "rollouts", "--new", "rollouts"], "config_absent"),
@@ -205,6 +212,60 @@ def test_an_interrupt_is_no_bug(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("harness.listing.listing", listing)
     assert tell("list")[2] == "harness: interrupted; what was running has been ended\n"
+
+
+@pytest.mark.parametrize(("asked", "code"), [("--version", 0), ("list", 2)])
+def test_a_reader_who_has_gone_is_no_error(asked: str, code: int) -> None:
+    command = [sys.executable, "-m", "harness", asked]
+    with subprocess.Popen(command, env=BUFFERED, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()  # long before it has begun to print
+        assert (run.stderr.read(), run.wait(RUN_LIMIT_S)) == ("", code)
+
+
+def test_a_full_disk_is_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "list"],
+            env=BUFFERED,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=RUN_LIMIT_S,
+        )
+    assert (done.returncode, is_one_sentence(done.stderr)) == (3, True), done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_a_terminal_that_knows_ascii_alone_is_shown_everything() -> None:
+    code = "import sys; from harness import cli, listing; listing.listing = lambda *_: ['\\u2026']; sys.exit(cli.main(['list']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_LIMIT_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\u2026\n", "")
+
+
+def test_a_guard_that_is_terminated_ends_as_after_ctrl_c() -> None:
+    command = [sys.executable, "-m", "harness", "explain", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        poll_until(lambda: catches(run.pid, signal.SIGTERM), what="it takes SIGTERM", limit_s=RUN_LIMIT_S)
+        run.terminate()
+        assert run.stderr.read() == "harness: interrupted; what was running has been ended\n"
+        assert run.wait(RUN_LIMIT_S) == 2
+
+
+def catches(pid: int, number: signal.Signals) -> bool | None:
+    """Say whether a process has a handler for a signal."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")]
+    return True if int(line.split()[1], 16) >> (number - 1) & 1 else None
 
 
 def test_faults_are_listed_with_a_sentence_each(tell: Tell) -> None:

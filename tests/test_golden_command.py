@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from harness.engine.engine import EngineSite
 from harness.engine.launch import Launch
 from harness.engine.reference_starter import ReferenceStarter
 from harness.guards.canary import Golden
-from harness.label import DIRECTORY_PREFIX, new_label
+from harness.label import DIRECTORY_PREFIX, LABEL_VARIABLE, new_label
 
 KEY = "geheim"
 Serve = Callable[..., str]
@@ -130,6 +131,31 @@ def test_a_cold_start_leaves_a_golden_and_nothing_else(
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith("golden")] == ["golden.json"]
     assert not any(name.startswith(DIRECTORY_PREFIX) for name in os.listdir(tmp_path / "tmp"))
     assert main(["canary", serve(checkpoints[0]), "--golden", str(path), "--all"]) == 0
+
+
+def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(
+    checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(starter: ReferenceStarter, launch: Launch, *, incarnation: str) -> None:
+        assert starter._site is not None
+        environment = {**os.environ, LABEL_VARIABLE: starter._site.run_label}
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ReferenceStarter, "start", start)
+    call = ["golden", "--engine", "reference", "--checkpoint", str(checkpoints[0])]
+    try:
+        assert main([*call, "--out", str(tmp_path / "golden.json")]) == 2
+        assert started[0].wait(20.0) == -signal.SIGKILL
+    finally:
+        started[0].kill()
+        started[0].wait()
+    assert "interrupted" in capsys.readouterr().err
+    assert not any((tmp_path / "tmp").iterdir())
 
 
 def test_a_start_that_fails_keeps_the_log(

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def clone(tmp_path: Path) -> Path:
     (directory / ".venv" / "bin").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, directory / name)
-    for name in ("python", "harness"):
+    for name in ("python", "harness", "pip"):
         program = directory / ".venv" / "bin" / name
         program.write_text(PYTHON.format(log=f'"{directory}/{name}.log"', directory=f'"{directory}"'))
         program.chmod(0o755)
@@ -132,6 +133,43 @@ def test_an_installation_that_failed_is_not_taken_for_one(clone: Path) -> None:
     (clone / "offline").unlink()
     assert make(clone, "run").returncode == 0
     assert (clone / "harness.log").exists()
+
+
+# Runs what make runs with -c as an old Python would; makes nothing of what it is asked to make but a note of it.
+SYSTEM_PYTHON = """#!/bin/sh
+if [ "$1" = -c ]; then
+    exec {python} -c "import sys; sys.version_info, sys.version = {version}; exec(sys.argv[1])" "$2"
+fi
+echo "$@" >> "{log}"
+"""
+
+
+def system_python(clone: Path, version: str) -> Path:
+    program = clone / "python-of-the-system"
+    log = clone / "made.log"
+    program.write_text(SYSTEM_PYTHON.format(python=sys.executable, version=version, log=log))
+    program.chmod(0o755)
+    return program
+
+
+def test_an_environment_that_was_begun_is_made_again(clone: Path) -> None:
+    """A Python without ensurepip, or Ctrl-C, leaves one with an interpreter and no pip."""
+    system = system_python(clone, "(3, 12, 0), '3.12.0'")
+    assert make(clone, "run", f"PYTHON_FOR_VENV={system}").returncode == 0
+    assert not (clone / "made.log").exists()
+    (clone / ".venv/bin/pip").unlink()
+    for ready in (clone / ".venv").glob(".ready-*"):
+        ready.unlink()
+    make(clone, "run", f"PYTHON_FOR_VENV={system}")
+    assert (clone / "made.log").read_text() == "-m venv .venv\n"
+
+
+def test_a_python_that_is_too_old_is_named_with_the_way_out(clone: Path) -> None:
+    old = system_python(clone, "(3, 10, 12), '3.10.12'")
+    done = make(clone, "run", f"PYTHON_FOR_VENV={old}")
+    assert done.returncode != 0
+    assert "Python 3.11 or newer is needed, found 3.10.12; name another one: make ... PYTHON_FOR_VENV=" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_steps_say_what_they_took_and_a_failure_stays_one(clone: Path) -> None:
