@@ -686,3 +686,14 @@ def test_a_start_that_proves_nothing_is_left_out_and_says_why(suite: Path, monke
     file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
     found = qualify(request(suite, required=(DETECTION,), may_run=False), lambda _: None)
     assert part(found, DETECTION).missing[0].because.startswith("its start in one proves nothing: ")
+
+
+def test_detection_is_about_scenarios_that_claim_who_notices(suite: Path) -> None:
+    """One about speed alone has no layer to compare, and lacks none; it is still run with guards."""
+    text = SUITE.replace('"missing"', '"slow"').replace("claims.layer_as_expected()", "claims.recovered(within_s=9.0)")
+    (suite / "test_slow.py").write_text(text)
+    found = qualify(request(suite, may_run=False), lambda _: None)
+    assert [each.name for each in part(found, SCENARIOS).missing] == ["missing", "slow"]
+    assert [each.name for each in part(found, DETECTION).missing] == ["missing"]
+    (suite / "test_missing.py").unlink()
+    assert part(qualify(request(suite, may_run=False), lambda _: None), DETECTION).verdict is Verdict.UNKNOWN

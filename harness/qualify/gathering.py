@@ -25,6 +25,7 @@ class Gathering:
     request: Request
     scenarios: tuple[Scenario, ...]  # which may be run
     names: tuple[str, ...]  # of all that are judged: these, and those that every qualification requires
+    noticed: frozenset[str]  # of those that claim who notices them: detection is about no other
     tell: Tell
     labels: dict[str, str | None] = field(default_factory=dict)  # which engine each side is, once that is known
     builds: dict[str, str] = field(default_factory=dict)  # of the runs of each side

@@ -31,6 +31,7 @@ from harness.qualify.guarded_runs import guarded_runs
 from harness.qualify.request import Request
 from harness.qualify.starts import starts_of_baseline, starts_of_candidate
 from harness.recording import Tell
+from harness.scenario import Scenario
 from harness.suite import QUALIFICATION, collect_marked
 
 
@@ -54,7 +55,7 @@ def qualify(request: Request, tell: Tell) -> Qualification:
     parts = (
         judge_scenarios(names, guarded(new), why[SCENARIOS], repeat=request.repeat, is_required=is_required[SCENARIOS]),
         judge_detection(
-            names,
+            [name for name in names if name in gathering.noticed],
             starts_of_baseline(gathering, old),
             starts,
             why[DETECTION],
@@ -79,6 +80,11 @@ def qualify(request: Request, tell: Tell) -> Qualification:
     )
 
 
+def _claims_who_notices(scenario: Scenario) -> bool:
+    """Say whether a scenario is about who notices without guards: one about speed or right answers alone is not."""
+    return any(claim.name in ("layer_as_expected", "detected_by") for claim in scenario.unguarded)
+
+
 def _gathering(request: Request, tell: Tell) -> Gathering:
     """Return a gathering of the scenarios that are selected, which also knows those that are required and are not."""
     collected = collect_marked(request.scenarios)
@@ -89,7 +95,10 @@ def _gathering(request: Request, tell: Tell) -> Gathering:
     selected = [scenario.name for scenario in chosen]
     required = [each.scenario.name for each in collected if QUALIFICATION in each.markers]
     left_out = [name for name in required if name not in selected]
-    gathering = Gathering(request=request, scenarios=tuple(chosen), names=(*selected, *left_out), tell=tell)
+    noticed = frozenset(each.scenario.name for each in collected if _claims_who_notices(each.scenario))
+    gathering = Gathering(
+        request=request, scenarios=tuple(chosen), names=(*selected, *left_out), noticed=noticed, tell=tell
+    )
     if left_out:
         gathering.note(
             f"{request.selection} leaves out {len(left_out)} of the {len(required)} scenarios that every qualification "

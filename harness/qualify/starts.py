@@ -37,7 +37,7 @@ def starts_of_candidate(
     label, place = gathering.labels[CANDIDATE], request.out / "starts"
     if label is not None:
         known = merged(known, load_expectations(place, label))
-    names = [scenario.name for scenario in gathering.scenarios]
+    names = [scenario.name for scenario in gathering.scenarios if scenario.name in gathering.noticed]
     lacking = [name for name in names if len(known.get(name, NOTHING_RECORDED).layers) < request.starts]
     if request.matrix_runs or not is_needed or not lacking:
         return known
