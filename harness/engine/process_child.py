@@ -20,12 +20,12 @@ from harness.engine.engine import EngineSite
 from harness.engine.proc import signal_if
 from harness.engine.ready import copy_log, wait_healthy
 from harness.errors import HarnessError, LeftOver, UsageError, WaitExpired
+from harness.guards.segments import segment_names
 from harness.label import LABEL_VARIABLE, SHARED_MEMORY
 
 RUN_VARIABLE = LABEL_VARIABLE  # every process of a run carries it, so that a sweep finds them all
 ENGINE_VARIABLE = "ROLLOUT_HARNESS_ENGINE"  # in the environment of every process of one engine
-VLLM_SEGMENTS = "vllm_dist_"
-PYTHON_SEGMENTS = "psm_"  # any Python program's shared memory
+OWN_SEGMENTS = "vllm_dist_"  # nobody else makes such; others are an engine's if it mapped them
 
 _KILL_LIMIT_S = 10.0
 _LOG_LIMIT_S = 5.0
@@ -58,7 +58,7 @@ class ProcessEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._copier: threading.Thread | None = None
         self._started_ns = now_ns()
-        self._segments_before = _segments()
+        self._segments_before = segment_names(SHARED_MEMORY)
         self._segments_mapped: set[str] = set()
         self._is_stopped = False
         self.left_over: tuple[str, ...] = ()  # shared-memory segments it left behind; known, and removed, after `stop`
@@ -218,8 +218,8 @@ class ProcessEngine:
 
     def _remove_segments(self) -> Iterator[str]:
         """Remove the new segments that are this engine's and that no process maps; what another one uses stays."""
-        new = _segments() - self._segments_before
-        own = {name for name in new if name.startswith(VLLM_SEGMENTS) or name in self._segments_mapped}
+        new = segment_names(SHARED_MEMORY) - self._segments_before
+        own = {name for name in new if name.startswith(OWN_SEGMENTS) or name in self._segments_mapped}
         for name in sorted(own - _mapped(psutil.pids()) if own else own):
             with suppress(OSError):
                 (SHARED_MEMORY / name).unlink()
@@ -262,14 +262,6 @@ def processor_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else os.uname().machine
-
-
-def _segments() -> frozenset[str]:
-    try:
-        names = os.listdir(SHARED_MEMORY)
-    except OSError:
-        return frozenset()
-    return frozenset(name for name in names if name.startswith((VLLM_SEGMENTS, PYTHON_SEGMENTS)))
 
 
 def _mapped(pids: Iterable[int]) -> set[str]:

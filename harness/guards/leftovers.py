@@ -20,10 +20,10 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.guards.holders import FileKey, key_of
 from harness.guards.purge import CacheEntry, list_cache
+from harness.guards.segments import is_anybodys, segment_names
 from harness.label import DIRECTORY_PREFIX, SHARED_MEMORY, parse_label
 
 WEIGHT_CACHE_VARIABLE = "VLLM_WEIGHT_CACHE_PATH"
-SEGMENTS = ("psm_*", "sem.*", "vllm_*", "nccl-*", "torch_*", "*-cpushm")
 COMPILED = ("torch_compile_cache", "startup_plan", "deep_gemm", "flashinfer_autotune_cache")  # in VLLM_CACHE_ROOT
 WEIGHT_NAMES = "weight_names.json"  # what load format npcache writes last
 NAMES_LIMIT_BYTES = 64 * 1024 * 1024
@@ -121,11 +121,10 @@ def about_entry(entry: CacheEntry) -> str:
 
 def segments(shared_memory: Path) -> Iterator[Leftover]:
     """Find shared-memory segments and semaphores with the names that engines use; other programs use some too."""
-    for path in _listed(shared_memory):
-        pattern = next((pattern for pattern in SEGMENTS if fnmatch.fnmatchcase(path.name, pattern)), None)
-        if pattern is not None and _is(path, stat.S_ISREG):
-            anybody = pattern in ("psm_*", "sem.*", "torch_*")
-            yield from _described(Kind.SEGMENT, path, about="any Python program makes such" if anybody else "")
+    for name in sorted(segment_names(shared_memory)):
+        if _is(shared_memory / name, stat.S_ISREG):
+            about = "any Python program makes such" if is_anybodys(name) else ""
+            yield from _described(Kind.SEGMENT, shared_memory / name, about=about)
 
 
 def compile_cache(directory: Path) -> Iterator[Leftover]:

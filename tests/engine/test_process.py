@@ -35,7 +35,7 @@ LIMIT_S = 20.0
 # Behaves like an interpreter with vLLM in it as far as the harness can see: it answers who it is, runs what it is
 # given, and for `-m vllm... serve` imitates a server in the way FAKE says.
 FAKE_INTERPRETER = """#!{python}
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, json, mmap, os, signal, subprocess, sys, time
 real, arguments, mode = {python!r}, sys.argv[1:], os.environ.get("FAKE", "serve")
 if arguments[:2] == ["-I", "-c"]:
     json.dump({{"python": "3.11.0", "packages": {packages}}}, sys.stdout)
@@ -55,6 +55,8 @@ if mode in ("stubborn", "child"):
     print("child", child.pid, flush=True)
 if "SEGMENT" in os.environ:
     open("/dev/shm/" + os.environ["SEGMENT"], "wb").write(b"x" * 4096)
+    if "MAPPED" in os.environ:
+        held = mmap.mmap(os.open("/dev/shm/" + os.environ["SEGMENT"], os.O_RDWR), 4096)
 if mode == "hang":
     time.sleep(600)
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -272,6 +274,24 @@ def test_segment_left_behind_is_removed_and_named(starter: ProcessStarter, tmp_p
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("prefix", ["psm_", "sem.mp-", "nccl-", "vllm_offload_"])
+def test_segment_of_any_kind_is_the_engines_if_it_mapped_it(
+    starter: ProcessStarter, tmp_path: Path, prefix: str
+) -> None:
+    own, foreign = (f"{prefix}{uuid.uuid4().hex[:8]}" for _ in range(2))
+    try:
+        engine = starter.start(launch_with(tmp_path, SEGMENT=own, MAPPED="1"), incarnation="one")
+        engine.wait_ready(LIMIT_S)
+        (SHARED_MEMORY / foreign).write_bytes(b"x" * mmap.PAGESIZE)
+        engine.stop()
+
+        assert engine.left_over == (own,)
+        assert [(SHARED_MEMORY / name).exists() for name in (own, foreign)] == [False, True]
+    finally:
+        for name in (own, foreign):
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def test_engine_outlives_the_thread_that_asked_for_it(starter: ProcessStarter, tmp_path: Path) -> None:
