@@ -185,9 +185,10 @@ def compared(asked: list[Reply]) -> Mapping[str, Any]:
         return {"count": 0, "said": str(error)}
     if not before or not after:
         return {"count": 0, "said": "no digest is in its answer"}
-    names = sorted(after)
-    unchanged = [name for name in names if after[name] == before.get(name)]
-    empty = [name for name in names if after[name].rpartition(":")[2].lower() == OF_NO_BYTES]
+    names = sorted(before.keys() | after.keys())
+    in_one_only = [name for name in names if name not in before or name not in after]
+    unchanged = [name for name in names if name in after and after[name] == before.get(name)]
+    empty = [name for name in names if after.get(name, "").rpartition(":")[2].lower() == OF_NO_BYTES]
     return {
         "count": len(names),
         "version_before": versions[0],
@@ -196,6 +197,8 @@ def compared(asked: list[Reply]) -> Mapping[str, Any]:
         "unchanged": unchanged[:NAMES_MAX],
         "of_no_bytes_count": len(empty),
         "of_no_bytes": empty[:NAMES_MAX],
+        "in_one_only_count": len(in_one_only),
+        "in_one_only": in_one_only[:NAMES_MAX],
     }
 
 

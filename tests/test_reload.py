@@ -27,9 +27,10 @@ from harness.under_way import UnderWay, Witnessed, _Stream
 from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, short
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
+READY_LIMIT_S = 180.0  # of an engine that is ready within a second, on a machine that others use
 CONTEXT = Context(scenario="s", engine_label="reference-1")
-SAFELY = rollout.reload_in_place(ready_limit_s=30.0)
-CARELESSLY = rollout.reload_in_place(reset_prefix_cache=False, pause=False, ready_limit_s=30.0)
+SAFELY = rollout.reload_in_place(ready_limit_s=READY_LIMIT_S)
+CARELESSLY = rollout.reload_in_place(reset_prefix_cache=False, pause=False, ready_limit_s=READY_LIMIT_S)
 CLAIMED = (claims.answers_unmixed(), claims.checksums_trusted())
 
 Record = Callable[..., tuple[list[Detection], list[History]]]
@@ -114,7 +115,7 @@ def test_planted_defect_is_noticed(
 def test_answers_under_way_are_mixed_by_an_engine_that_reloads_under_them_and_not_by_the_strict_one(
     record: Record, pause: str
 ) -> None:
-    unpaused = reload("unpaused", how=rollout.reload_in_place(pause=pause, ready_limit_s=30.0))
+    unpaused = reload("unpaused", how=rollout.reload_in_place(pause=pause, ready_limit_s=READY_LIMIT_S))
     (strict,), _ = record(unpaused)
     assert strict.layer is Layer.STARTUP
     assert "pause first" in strict.because
@@ -163,6 +164,9 @@ NESTED = {"0": {"a": ONE, "b": TWO}, "1": {"a": ONE, "b": TWO}}
         (NESTED, {"0": {"a": TWO, "b": ONE}, "1": {"a": TWO, "b": ONE}}, Verdict.HELD, "all 4 parameters"),
         ([{"a": ONE}, {"a": ONE}], [{"a": TWO}, {"a": ONE}], Verdict.BROKEN, "1/a"),
         ([{"a": ONE}, {"a": ONE}], [{"a": TWO}, {"a": "sha256:" + OF_NO_BYTES}], Verdict.BROKEN, "1/a"),
+        ({"a": ONE, "b": ONE}, {"a": TWO}, Verdict.BROKEN, "1 were given before or after it only (for example b)"),
+        ({"a": ONE}, {"a": TWO, "b": TWO}, Verdict.BROKEN, "1 were given before or after it only (for example b)"),
+        ([{"a": ONE}, {"a": ONE}], [{"a": TWO}], Verdict.BROKEN, "for example 1/a"),
         (
             {"a": {"sha256": ONE, "dtype": "float32"}},
             {"a": {"sha256": TWO}},

@@ -74,11 +74,13 @@ def checksums_trusted(history: History, context: Context) -> Judgement:
             (told[0].id,),
         )
     empty, same = list(seen["of_no_bytes"]), list(seen["unchanged"])
-    if empty or same:
+    in_one_only = list(seen.get("in_one_only", ()))  # runs recorded before this was looked at do not say
+    if empty or same or in_one_only:
         return (
             Verdict.BROKEN,
             f"the checksums of {seen['unchanged_count']} of {count} parameters are the same after other weights were loaded, "
-            f"those of {seen['of_no_bytes_count']} are the digest of no bytes (for example {', '.join(sorted(empty or same)[:3])}): the endpoint "
+            f"those of {seen['of_no_bytes_count']} are the digest of no bytes, those of {seen.get('in_one_only_count', 0)} "
+            f"were given before or after it only (for example {', '.join(sorted(in_one_only or empty or same)[:3])}): the endpoint "
             "cannot tell that weights arrived",
             (told[0].id,),
         )

@@ -244,11 +244,20 @@ def told(**seen: Any) -> Things:
         (told(), Verdict.HELD),
         (told(unchanged_count=1, unchanged=["a"]), Verdict.BROKEN),
         (told(of_no_bytes_count=1, of_no_bytes=["a"]), Verdict.BROKEN),
+        (told(in_one_only_count=1, in_one_only=["a"]), Verdict.BROKEN),
         (reload(weights={"count": 0, "said": "HTTP 404: Not Found"}), Verdict.UNKNOWN),
         (reload(), Verdict.UNKNOWN),
         ([], Verdict.UNKNOWN),
     ],
-    ids=["all changed", "one did not", "one of no bytes", "no endpoint", "nobody asked", "no reload"],
+    ids=[
+        "all changed",
+        "one did not",
+        "one of no bytes",
+        "one in one answer only",
+        "no endpoint",
+        "nobody asked",
+        "no reload",
+    ],
 )
 def test_checksums_trusted(things: Things, expected: Verdict) -> None:
     assert verdict(claims.checksums_trusted(), *before(), *things, *ended()) is expected
