@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -14,11 +15,14 @@ from harness.checkpoint.json_reader import MAX_UNSIGNED, JsonReader
 from harness.errors import CheckpointDefect
 
 LENGTH_BYTES = 8  # a little-endian header length begins the file
+METADATA = "__metadata__"  # the name of what is no tensor
 FIELDS = ("dtype", "shape", "data_offsets")
 FIELD_LIMIT_CHARACTERS = 64 * 1024  # of the text of one field: thousands of dimensions
 NUMBER = r"(?:0|[1-9][0-9]{0,18}+)"
-USUAL_ENTRY = re.compile(
-    rf'[ ]?\{{"dtype":[ ]?"(\w++)",[ ]?"shape":[ ]?\[((?:{NUMBER}(?:,[ ]?{NUMBER}){{0,15}}+)?)\],'
+# A comma and the entry of a tensor behind it, as every writer makes them.
+NEXT_USUAL = re.compile(
+    rf',[ ]?"(?!{METADATA}")([^"\\\x00-\x1f]*+)":[ ]?\{{"dtype":[ ]?"(\w++)",'
+    rf'[ ]?"shape":[ ]?\[((?:{NUMBER}(?:,[ ]?{NUMBER}){{0,15}}+)?)\],'
     rf'[ ]?"data_offsets":[ ]?\[({NUMBER}),[ ]?({NUMBER})\]\}}'
 )
 
@@ -82,29 +86,32 @@ def parse_header(text: str, *, path: Path, data_start_byte: int) -> tuple[tuple[
 
 
 def _read(reader: JsonReader, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors by name, in the header's order; entries as every writer makes them are read in one step."""
+    """Return the tensors by name, in the header's order; most are read in one step each."""
     tensors: dict[str, Tensor] = {}
     repeated: list[str] = []
     metadata_seen = False
     for name in reader.members():
-        if name == "__metadata__":
+        if name == METADATA:
             _check_metadata(reader, path, again=metadata_seen)
             metadata_seen = True
             continue
-        if name in tensors:
-            repeated.append(name)
-        tensors[name] = _usual_tensor(name, reader, path) or _tensor(name, reader, path)
+        for tensor in chain([_tensor(name, reader, path)], _usual_tensors(reader, path.name)):
+            if tensor.name in tensors:
+                repeated.append(tensor.name)
+            tensors[tensor.name] = tensor
     reader.end()
     return tensors, tuple(repeated)
 
 
-def _usual_tensor(name: str, reader: JsonReader, path: Path) -> Tensor | None:
-    match = USUAL_ENTRY.match(reader.text, reader.position)
-    if match is None or match[1] not in BITS_OF_DTYPE:
-        return None
-    reader.position = match.end()
-    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
-    return Tensor(name, intern(match[1]), shape, path.name, int(match[3]), int(match[4]))
+def _usual_tensors(reader: JsonReader, shard: str) -> Iterator[Tensor]:
+    """Read the tensors that follow as every writer makes them, each in one step."""
+    while (match := NEXT_USUAL.match(reader.text, reader.position)) is not None:
+        name, dtype, sizes, begin, end = match.groups()
+        if dtype not in BITS_OF_DTYPE:
+            return
+        reader.position = match.end()
+        shape = tuple(map(int, sizes.split(","))) if sizes else ()
+        yield Tensor(name, intern(dtype), shape, shard, int(begin), int(end))
 
 
 def _in_order(tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -176,13 +183,13 @@ def _is_unsigned(value: Any) -> bool:
 
 def _check_layout(ordered: tuple[Tensor, ...], path: Path, *, data_start_byte: int) -> None:
     """Check that the tensors fill the data section without hole or overlap, each as long as its shape says."""
+
+    def refuse(reason: Defect, what: str) -> CheckpointDefect:
+        offset = data_start_byte + tensor.begin_byte
+        return CheckpointDefect(reason, what, path=path, tensor=tensor.name, offset_bytes=offset)
+
     expected_begin = 0
     for tensor in ordered:
-
-        def refuse(reason: Defect, what: str, tensor: Tensor = tensor) -> CheckpointDefect:
-            offset = data_start_byte + tensor.begin_byte
-            return CheckpointDefect(reason, what, path=path, tensor=tensor.name, offset_bytes=offset)
-
         begin, end = tensor.begin_byte, tensor.end_byte
         if begin != expected_begin:
             reason = Defect.OFFSET_HOLE if begin > expected_begin else Defect.OFFSET_OVERLAP

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checkpoint.defect import MAX_HEADER_BYTES, Defect, foreign_content
-from harness.checkpoint.header import LENGTH_BYTES, Tensor, parse_header
+from harness.checkpoint.header import LENGTH_BYTES, METADATA, Tensor, parse_header
+from harness.checkpoint.json_reader import JsonReader
 from harness.errors import CheckpointDefect
 
 
@@ -43,6 +44,27 @@ def read_shard(path: Path) -> Shard:
         raise CheckpointDefect(Defect.UNREADABLE_FILE, f"{error.strerror or error}", path=path) from error
     finally:
         os.close(descriptor)
+
+
+def read_metadata(path: Path, shard: Shard) -> dict[str, str]:
+    """Return the texts that the header of a shard holds beside its tensors, by their names.
+
+    Raises: CheckpointDefect when the file cannot be read, or is not as it was.
+    """
+    descriptor = open_regular(path)
+    try:
+        reader = JsonReader(_header_text(descriptor, shard.header_bytes, path))
+        for name in reader.members():
+            if name == METADATA and reader.peek() == "{":
+                return {key: reader.string() for key in reader.members()}
+            reader.skip()
+    except ValueError as error:
+        raise CheckpointDefect(Defect.HEADER_NOT_JSON, f"the header changed: {error}", path=path) from None
+    except OSError as error:
+        raise CheckpointDefect(Defect.UNREADABLE_FILE, f"{error.strerror or error}", path=path) from error
+    finally:
+        os.close(descriptor)
+    return {}
 
 
 def open_regular(path: Path) -> int:

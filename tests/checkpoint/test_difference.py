@@ -49,11 +49,35 @@ def test_one_changed_bit_of_the_weights_is_seen(live: Path, wanted: Path) -> Non
     assert differing_files(live, wanted) == (f"{WEIGHTS} differs",)
 
 
-def test_the_same_tensors_under_another_header_are_the_same(live: Path, wanted: Path) -> None:
-    rewrite_tensors(live / WEIGHTS, {}, {"format": "pt", "step": "7"})
+def test_the_same_tensors_and_texts_under_another_header_are_the_same(live: Path, wanted: Path) -> None:
+    raw = (wanted / WEIGHTS).read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    text = json.dumps(dict(reversed(header.items())), indent=1).encode()
+    (live / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
 
-    assert (live / WEIGHTS).read_bytes() != (wanted / WEIGHTS).read_bytes()
+    assert header["__metadata__"] == {"format": "pt"}
+    assert (live / WEIGHTS).read_bytes() != raw
     assert differing_files(live, wanted) == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"format": "tf"}, '"format" is "tf", not "pt"'),
+        ({}, '"format" is absent, not "pt"'),
+        ({"format": "pt", "step": "7"}, '"step" is "7", not absent'),
+        ({"format": "pt", **{f"w{n}": "" for n in range(9)}}, '"w2" is "", not absent and 6 more'),
+    ],
+)
+def test_other_texts_beside_the_same_tensors_are_named(
+    live: Path, wanted: Path, texts: dict[str, str], said: str
+) -> None:
+    rewrite_tensors(live / WEIGHTS, {}, texts)
+
+    (named,) = differing_files(live, wanted)
+    assert named.startswith(f"{WEIGHTS} differs in __metadata__ (")
+    assert named.endswith(f"{said})")
 
 
 def test_absent_and_surplus_files_are_named_and_those_left_out_are_not(live: Path, wanted: Path) -> None:
