@@ -133,7 +133,11 @@ def read_small(path: Path) -> bytes:
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         try:
-            raw = file.read(MAX_JSON_BYTES + 1)
+            # Asked for the most at once, Python would map 100 MB and give them back, for every small file.
+            expected_bytes = min(os.fstat(descriptor).st_size, MAX_JSON_BYTES) + 1
+            raw = file.read(expected_bytes)
+            if len(raw) == expected_bytes:  # it grew
+                raw += file.read(MAX_JSON_BYTES + 1 - expected_bytes)
         except OSError as error:
             raise CheckpointDefect(Defect.UNREADABLE_FILE, error.strerror or str(error), path=path) from None
     if len(raw) > MAX_JSON_BYTES:

@@ -1,8 +1,8 @@
 """Whether the ids of a tokenizer.json have embeddings. It may be the largest file that pre-flight reads: 34 MB for some models.
 
 Building it with Python's JSON reader would take most of pre-flight's time and memory. So the JSON reader of SQLite, which
-comes with Python, says whether the text is JSON at all, while a search looks for a number that may be too large an id.
-Python's reader decides whenever one of them has doubts.
+comes with Python, says whether the text is JSON at all, in a thread, while weights and config are looked at; after that a
+search looks for a number that may be too large an id. Python's reader decides whenever one of them has doubts.
 """
 
 from __future__ import annotations
@@ -10,31 +10,81 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoint.survey import parse_object
+from harness.checkpoint.survey import parse_object, read_small
+from harness.errors import CheckpointDefect
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
 IS_JSON = "SELECT json_valid(CAST(? AS TEXT))"
-VOCABULARY, LIST_BEGINS = b'"vocab"', re.compile(rb"\s*+:\s*+\[")
+VOCABULARY = b'"vocab"'
+NAME_BYTES = 24  # before its colon, with space between them that no writer puts there
+LISTS_MAX = 1000  # a tokenizer.json has a dozen
+NUMBER_MAX = 10**9  # no vocabulary is as large, and the pattern stays short
 
 
-def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
-    """Return the largest id that a tokenizer.json can produce if there is no row of embeddings for it, else None.
+class Tokenizer:
+    """The text of a tokenizer.json, or why it cannot be read; SQLite reads the text until it is asked about, or closed."""
 
-    Raises: ValueError with the reason when it is no JSON object.
-    """
-    with _said_by_sqlite(raw) as answer:
-        in_doubt = not _is_utf_8(raw) or (
-            rows is not None and (rows < 1 or _has_list_vocabulary(raw) or _number_from(rows).search(raw))
-        )
-    if answer == [True] and not in_doubt:
-        return None
-    largest = largest_token_id(parse_object(raw))
-    return largest if largest is not None and rows is not None and largest >= rows else None
+    def __init__(self, text: bytes | CheckpointDefect | ValueError) -> None:
+        self._text = text
+        self._is_json = False
+        self._thread: Thread | None = None
+        self._connection: Connection | None = None
+        if isinstance(text, bytes) and text[:1] == b"{" and b"\0" not in text:  # SQLite would end there
+            self._connection = _sqlite()
+        if self._connection is not None:
+            self._thread = Thread(target=self._read, args=(self._connection,), name="tokenizer.json")
+            self._thread.start()
+
+    def id_without_embedding(self, rows: int | None) -> int | None:
+        """Return the largest id that it can produce if there is no row of embeddings for it, else None.
+
+        Raises: CheckpointDefect when it cannot be read; ValueError with the reason when it is no JSON object.
+        """
+        if not isinstance(self._text, bytes):
+            raise self._text
+        in_doubt = not _is_utf_8(self._text) or (rows is not None and _may_be_beyond(self._text, rows))
+        if not in_doubt and self.is_surely_json():
+            return None
+        largest = largest_token_id(parse_object(self._text))
+        return largest if largest is not None and rows is not None and largest >= rows else None
+
+    def is_surely_json(self) -> bool:
+        """Wait for SQLite to say whether it is a JSON object, be it of UTF-8 or not; False where nobody could be asked."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._is_json
+
+    def close(self) -> None:
+        """End the reading."""
+        if self._connection is not None:
+            with suppress(Exception):  # one that has ended already
+                self._connection.interrupt()
+            self.is_surely_json()
+            self._connection.close()
+
+    def _read(self, connection: Connection) -> None:
+        with suppress(Exception):  # then Python's reader decides
+            (is_valid,) = connection.execute(IS_JSON, (self._text,)).fetchone()
+            self._is_json = is_valid == 1
+
+
+@contextmanager
+def tokenizer_of(path: Path) -> Iterator[Tokenizer]:
+    """Begin to read the tokenizer.json of a checkpoint; whoever asks about it gets what is wrong with it, if anything."""
+    try:
+        tokenizer = Tokenizer(read_small(path / "tokenizer.json"))
+    except (CheckpointDefect, ValueError) as error:
+        tokenizer = Tokenizer(error)
+    try:
+        yield tokenizer
+    finally:
+        tokenizer.close()
 
 
 def largest_token_id(tokenizer: Mapping[str, Any]) -> int | None:
@@ -53,30 +103,6 @@ def largest_token_id(tokenizer: Mapping[str, Any]) -> int | None:
     return max(ids, default=None)
 
 
-@contextmanager
-def _said_by_sqlite(raw: bytes) -> Iterator[list[bool]]:
-    """Have SQLite read a text meanwhile; at the end the list holds True if it is a JSON object, of UTF-8 or not."""
-    answer: list[bool] = []
-    is_text = raw[:1] == b"{" and b"\0" not in raw  # SQLite would end there
-    connection = _sqlite() if is_text else None
-    if connection is None:
-        yield answer
-        return
-
-    def read() -> None:
-        with suppress(Exception):  # then Python's reader decides
-            (is_valid,) = connection.execute(IS_JSON, (raw,)).fetchone()
-            answer.append(is_valid == 1)
-
-    thread = Thread(target=read, name="tokenizer.json")
-    thread.start()
-    try:
-        yield answer
-    finally:
-        thread.join()
-        connection.close()
-
-
 def _sqlite() -> Connection | None:
     """Return a connection that has the statement prepared: then the thread that uses it gives way at once."""
     try:
@@ -92,12 +118,16 @@ def _sqlite() -> Connection | None:
     return connection
 
 
-def _has_list_vocabulary(raw: bytes) -> bool:
-    at = raw.find(VOCABULARY)
-    while at >= 0:
-        if LIST_BEGINS.match(raw, at + len(VOCABULARY)):
+def _may_be_beyond(raw: bytes, rows: int) -> bool:
+    """Say whether a JSON text may hold an id for which there is no row: as a number, or as an item of a vocabulary that is a list."""
+    if rows < 1:
+        return True
+    for lists, match in enumerate(_list_or_number_from(min(rows, NUMBER_MAX)).finditer(raw)):
+        if match[0][-1:] != b"[" or lists == LISTS_MAX:
             return True
-        at = raw.find(VOCABULARY, at + 1)
+        name = raw[max(0, match.start() - NAME_BYTES) : match.start()].rstrip()
+        if name.endswith(VOCABULARY) or b"\\" in name or not name:  # a name may be spelled with escapes
+            return True
     return False
 
 
@@ -109,11 +139,14 @@ def _is_utf_8(raw: bytes) -> bool:
     return True
 
 
-def _number_from(smallest: int) -> re.Pattern[bytes]:
-    """Return a pattern for numbers of at least `smallest` as values in a JSON object."""
-    digits = str(max(1, smallest))
-    larger = [rf"{digits}", rf"[1-9]\d{{{len(digits)},}}"]
-    for place, digit in enumerate(digits):
-        if digit != "9":
-            larger.append(rf"{digits[:place]}[{int(digit) + 1}-9]\d{{{len(digits) - place - 1}}}")
-    return re.compile(rf":\s*+(?:{'|'.join(larger)})".encode())
+def _list_or_number_from(smallest: int) -> re.Pattern[bytes]:
+    """Return a pattern for lists, and for numbers of at least `smallest`, as values in a JSON object."""
+    digits = str(smallest)
+    return re.compile(rf":\s*+(?:\[|[1-9]\d{{{len(digits)}}}|{_at_least(digits)})".encode())
+
+
+def _at_least(digits: str) -> str:
+    """Return a pattern for numbers of as many digits that are not smaller."""
+    first, rest = digits[0], digits[1:]
+    alike = first + (_at_least(rest) if rest else "")
+    return alike if first == "9" else rf"(?:[{int(first) + 1}-9]\d{{{len(rest)}}}|{alike})"

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.checkpoint.survey import parse_object
-from harness.guards.token_ids import _is_utf_8, _number_from, _said_by_sqlite, id_without_embedding, largest_token_id
+from harness.errors import CheckpointDefect
+from harness.guards.token_ids import Tokenizer, _is_utf_8, _list_or_number_from, largest_token_id, tokenizer_of
+
+
+def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
+    with closing(Tokenizer(raw)) as text:
+        return text.id_without_embedding(rows)
 
 
 def tokenizer(vocabulary: object, added: object = ()) -> bytes:
@@ -33,6 +42,15 @@ def tokenizer(vocabulary: object, added: object = ()) -> bytes:
         (b"{}", 10, None),
         (tokenizer({"a": 1.0e9, "b": True, "c": "77", "d": None}), 10, None),
         (tokenizer({"a": 0}), 0, 0),
+        (tokenizer({"a": 99}), 10**400, None),
+        (tokenizer({"a": 10**401}), 10**400, 10**401),
+        (tokenizer({"a": 10**9}), 10**9 + 1, None),
+        (tokenizer([["a", -1.5]] * 11).replace(b'"vocab":', b'"vocab"\n:\t'), 10, 10),
+        (tokenizer([["a", -1.5]] * 11).replace(b'"vocab":', b'"vocab"' + b" " * 99 + b":"), 10, 10),
+        (tokenizer([["a", -1.5]] * 11).replace(b'"vocab":', b'"v\\u006fcab":'), 10, 10),
+        (tokenizer({"a": 1}, [{"x": [1]}] * 2000), 10, None),
+        (tokenizer([["a"]] * 11, [{"x": [1]}] * 2000), 10, 10),
+        (tokenizer({"a": 1, "vocab": 2}).replace(b"{", b'{"pre": {"vocab": [1, 2]}, ', 1), 2, 2),
     ],
 )
 def test_ids_without_a_row_are_found(raw: bytes, rows: int | None, beyond: int | None) -> None:
@@ -56,12 +74,12 @@ def test_it_also_works_in_a_python_without_sqlite(monkeypatch: pytest.MonkeyPatc
         id_without_embedding(b"{", 10)
 
 
-@given(smallest=st.integers(0, 10**7), number=st.integers(0, 10**8))
+@given(smallest=st.integers(1, 10**7), number=st.integers(0, 10**8))
 @example(smallest=99, number=100)
 @example(smallest=109, number=110)
 def test_the_search_finds_exactly_the_numbers_from_the_smallest_on(smallest: int, number: int) -> None:
-    found = _number_from(smallest).search(f'{{"a": {number}}}'.encode())
-    assert (found is not None) == (number >= max(1, smallest))
+    found = _list_or_number_from(smallest).search(f'{{"a": {number}}}'.encode())
+    assert (found is not None) == (number >= smallest)
 
 
 TEXT = json.dumps(
@@ -79,10 +97,9 @@ TEXT = json.dumps(
 def test_what_the_quick_reader_accepts_is_json(at: int, put: bytes, cut: int) -> None:
     raw = TEXT.encode()
     raw = raw[:at] + put + raw[at + cut :]
-    with _said_by_sqlite(raw) as answer:
-        pass
-    if answer == [True] and _is_utf_8(raw):
-        parse_object(raw)
+    with closing(Tokenizer(raw)) as text:
+        if text.is_surely_json() and _is_utf_8(raw):
+            parse_object(raw)
     try:
         expected = largest_token_id(parse_object(raw))
     except ValueError:
@@ -95,3 +112,19 @@ def test_what_the_quick_reader_accepts_is_json(at: int, put: bytes, cut: int) ->
 def test_a_text_made_to_fill_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="values enough for"):
         parse_object(b'{"a":[' + b"[0]," * 1_000_000 + b"0]}")
+
+
+def test_it_is_read_in_a_thread_that_ends_with_the_block(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer({str(number): number for number in range(50_000)}))
+    before = threading.active_count()
+    with tokenizer_of(tmp_path) as text:
+        assert text.id_without_embedding(50_000) is None
+        assert text.id_without_embedding(49_999) == 49_999
+    with pytest.raises(ZeroDivisionError), tokenizer_of(tmp_path):
+        _ = 1 / 0  # nobody asks: then nobody waits until it has been read
+    assert threading.active_count() == before
+
+
+def test_why_it_cannot_be_read_is_said_to_whoever_asks(tmp_path: Path) -> None:
+    with tokenizer_of(tmp_path) as text, pytest.raises(CheckpointDefect, match="no such file"):
+        text.id_without_embedding(10)
