@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,6 @@ from harness.checkpoint import models
 from harness.checkpoint.copy import private_copy
 from harness.guards.preflight import check
 
-FUZZ_PROGRAM = Path(__file__).with_name("fuzz_preflight.py")
-FUZZ_S = 120
 SIDE_FILES = (
     "config.json",
     "generation_config.json",
@@ -158,25 +153,3 @@ def test_any_edits_of_bytes(sound: Path, name: str, edits: list[tuple[int, int, 
     for at, cut, put in edits:
         raw = raw[:at] + put + raw[at + cut :]
     survives(sound, name, raw[:length])
-
-
-@pytest.mark.slow
-def test_coverage_guided_mutation(sound: Path, tmp_path: Path) -> None:
-    if importlib.util.find_spec("atheris") is None:
-        pytest.skip('the package "atheris" is not installed: install the extra "fuzz"')
-    done = subprocess.run(
-        [
-            sys.executable,
-            FUZZ_PROGRAM,
-            sound,
-            f"-max_total_time={FUZZ_S}",
-            "-max_len=40000",
-            f"-artifact_prefix={tmp_path}/",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=FUZZ_S + 120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Done" in done.stderr
