@@ -63,11 +63,12 @@ class Timeline:
         def noticed() -> bool | None:
             return None if detection(recorder.snapshot()).layer is Layer.NEVER else True
 
+        is_cut = self.ground.deadline.remaining_s() < limit_s
         self._wait(noticed, limit_s=limit_s)
         if recorder.snapshot().first(EventKind.INCIDENT_STARTED) is not None:
             self._wait(lambda: None, limit_s=WITNESSES_S)  # others may notice what a client saw first
         seen = detection(recorder.snapshot())
-        recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because)
+        recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because, is_cut=is_cut)
 
     def _await_recovery(self) -> None:
         ground = self.ground
