@@ -81,6 +81,10 @@ def rollout_run(request: pytest.FixtureRequest) -> Iterator[Run]:
     try:
         yield run
     finally:
+        session = request.session
+        # Torn down after the last test, it has no other status yet.
+        is_cut = session.exitstatus != pytest.ExitCode.TESTS_FAILED or session.shouldstop or session.shouldfail
+        run.is_whole = run.is_whole and not is_cut
         with _one_sentence(config):
             try:
                 run.__exit__(None, None, None)
