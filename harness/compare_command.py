@@ -159,6 +159,7 @@ def _spikes(runs: Sequence[Path]) -> int:
     from harness.cli import exit_code_of
     from harness.judge.comparison import VERDICTS
     from harness.judge.spike import judge_spikes, rollout_spike
+    from harness.judge.verdict import Verdict
     from harness.report.printable import printable
     from harness.report.store import load_run
 
@@ -167,7 +168,11 @@ def _spikes(runs: Sequence[Path]) -> int:
     for run in {run.name: run for run in loaded}.values():  # a copy is the same run
         for record in run.scenarios:
             seen = rollout_spike(record.history)
-            if seen is not None:
+            void = [f for f in record.findings if f.claim == "load_valid()" and f.verdict is not Verdict.HELD]
+            if seen is not None and void:
+                peaks.setdefault(f"{record.name} [{record.mode}]", [])
+                print(printable(f'"{run.name}/{record.directory.name}" counts for nothing: {void[0].because}'))
+            elif seen is not None:
                 peaks.setdefault(f"{record.name} [{record.mode}]", []).append(seen.peak_ratio)
     if not peaks:
         raise UsageError("no rollout with requests before and after its start is in these runs")
