@@ -17,11 +17,13 @@ from harness.judge.moments import (
     recovery_at_ns,
     requests_in,
     service_changed,
+    window_span,
 )
 from harness.judge.verdict import Verdict
 from harness.observe.history import EventKind, History, RequestResult
 
 STARTS_BEHIND_AN_EXPECTATION = 3
+RATES_ALIKE = 3.0  # Poisson arrivals of 15 requests on either side are further apart once in more than a hundred times
 
 
 def layer_as_expected(history: History, context: Context) -> Judgement:
@@ -158,6 +160,10 @@ def latency_back_in_band(history: History, context: Context, factor: float, wind
 
     What was still under way at the fault may have been ended or held up by it: it says nothing about the time before.
     """
+    rates = [_arrivals_per_s(history, window) for window in (Window.BEFORE, Window.AFTER)]
+    if min(rates) > 0 and max(rates) > RATES_ALIKE * min(rates):
+        said = f"{rates[0]:.1f} requests per second arrived before the fault and {rates[1]:.1f} after recovery"
+        return Verdict.UNKNOWN, f"{said}: another load has another latency", ()
     fault_ns = fault_at_ns(history)
     before = requests_in(history, Window.BEFORE, canaries=False)
     return band_finding(
@@ -166,6 +172,13 @@ def latency_back_in_band(history: History, context: Context, factor: float, wind
         factor=factor,
         windows=windows,
     )
+
+
+def _arrivals_per_s(history: History, window: Window) -> float:
+    span = window_span(history, window)
+    if span is None or span[1] <= span[0]:
+        return 0.0
+    return len(requests_in(history, window, canaries=False)) / seconds_between(*span)
 
 
 def latency_not_regressed(history: History, context: Context, profile: str) -> Judgement:

@@ -40,3 +40,11 @@ def test_a_time_before_in_which_most_requests_failed_has_no_band() -> None:
     seen = judged(*failed)
     assert seen.verdict is Verdict.UNKNOWN, seen.because
     assert "before the fault" in seen.because
+
+
+def test_a_time_after_under_another_load_cannot_be_compared() -> None:
+    """Four requests a second before, twenty after: what is slower then is slower for the load."""
+    more = [load(10.21 + at * 0.05, "new-2", took_s=0.4) for at in range(180)]
+    seen = judged(*more)
+    assert seen.verdict is Verdict.UNKNOWN, seen.because
+    assert "another load" in seen.because
