@@ -2,6 +2,7 @@
 
     python benchmarks/verdict_error_rates.py simulate [--verdicts 2000]   on a model of the noise
     python benchmarks/verdict_error_rates.py simulate --profile release --block-sd 0.015   with calmer blocks
+    python benchmarks/verdict_error_rates.py simulate --profile release --starts fresh --blocks-per-arm 4 --blocks-per-start 2
     python benchmarks/verdict_error_rates.py resample RUN... [--verdicts 600]   on the blocks of stored A/A comparisons, or of a
                                                                              file of verdict_live.py
     python benchmarks/verdict_error_rates.py band [--histories 600]   latency_back_in_band where nothing changed
@@ -30,6 +31,7 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
+from harness.compare import Options
 from harness.judge.blocks import (
     KEY_FIELDS,
     Arm,
@@ -53,7 +55,7 @@ TTFT_MS, TPOT_MS = 100.0, 20.0
 REQUEST_SD, MEMORY = 0.15, 0.4
 METRICS = ("ttft_ms_p50", "tpot_ms_p50", "ttft_ms_p95", "e2e_ms_p95")
 EFFECTS = (0.0, 0.05, 0.10, 0.30)
-STARTS = ("same server", "fresh starts", "one start a side")
+STARTS = {"same": "same server", "fresh": "fresh starts", "one": "one start a side"}
 START_SD = 0.02
 
 
@@ -75,7 +77,10 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=600)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--profile", action="append", choices=tuple(PROFILES), help="may be repeated (default: all)")
+    parser.add_argument("--starts", action="append", choices=tuple(STARTS), help="may be repeated (default: all)")
     parser.add_argument("--blocks-per-arm", type=int, default=None, help="default: as harness compare has them")
+    parser.add_argument("--blocks-per-start", type=int, default=None, help="with fresh starts; default as well")
+    parser.add_argument("--effect", action="append", type=float, help="may be repeated (default: several)")
     parser.add_argument("--block-sd", type=float, default=Noise().block_sd)
     parser.add_argument("--start-sd", type=float, default=Noise().start_sd)
     parser.add_argument("--seed", type=int, default=1)
@@ -87,8 +92,11 @@ def main() -> None:
             options.verdicts or 2000,
             random,
             profiles=options.profile or tuple(PROFILES),
+            starts=options.starts or tuple(STARTS),
             noise=noise,
             blocks_per_arm=options.blocks_per_arm,
+            blocks_per_start=options.blocks_per_start,
+            effects=options.effect,
         )
     elif options.what == "resample":
         resample(options.runs, options.verdicts or 600, random)
@@ -104,21 +112,42 @@ def main() -> None:
 
 
 def simulate(
-    verdicts: int, random: np.random.Generator, *, profiles: Sequence[str], noise: Noise, blocks_per_arm: int | None
+    verdicts: int,
+    random: np.random.Generator,
+    *,
+    profiles: Sequence[str],
+    starts: Sequence[str],
+    noise: Noise,
+    blocks_per_arm: int | None,
+    blocks_per_start: int | None,
+    effects: Sequence[float] | None,
 ) -> None:
     """Print the answers of each profile for several true effects; the margin of the profile is among them.
 
     The last line of a table has one metric at the margin and the other unchanged: there a wrong `no` is most probable.
     """
-    for starts in STARTS:
+    for kind in starts:
         for name in profiles:
-            profile = PROFILES[name]
-            blocks = blocks_per_arm or max(profile.blocks_per_arm, 2 if starts == "fresh starts" else 1)
-            d = np.array([run_differences(profile.looks[-1], blocks, starts, random, noise) for _ in range(verdicts)])
+            profile, is_fresh = PROFILES[name], kind == "fresh"
+            asked = Options(
+                profile=name,
+                fresh=is_fresh,
+                blocks_per_arm=blocks_per_arm,
+                blocks_per_start=blocks_per_start if is_fresh else None,
+                confirms=Path() if name == "confirm" else None,
+            )
+            blocks, in_turn = asked.arm_blocks, asked.start_blocks
+            d = np.array(
+                [run_differences(profile.looks[-1], blocks, in_turn, kind, random, noise) for _ in range(verdicts)]
+            )
             spread = ", ".join(f"{metric} {d[:, :, k].std():.1%}" for k, metric in enumerate(METRICS))
-            print(f"\n{name}, {starts}, {blocks} blocks of each side in a pair; {verdicts} verdicts; pair sd: {spread}")
+            served = f", {in_turn} in each start" if is_fresh else ""
+            print(
+                f"\n{name}, {STARTS[kind]}, {blocks} blocks of each side in a pair{served}; {verdicts} verdicts; "
+                f"pair sd: {spread}"
+            )
             head()
-            for effect in sorted({0.0, profile.effect, *EFFECTS, profile.margin}):
+            for effect in effects or sorted({0.0, profile.effect, *EFFECTS, profile.margin}):
                 line(profile, METRICS[:2], effect, d + math.log1p(effect))
             line(profile, METRICS, 0.0, d)
             one = d.copy()
@@ -126,15 +155,20 @@ def simulate(
             line(profile, METRICS[:2], profile.margin, one, mark=" (one metric)")
 
 
-def run_differences(pairs: int, blocks: int, starts: str, random: np.random.Generator, noise: Noise) -> np.ndarray:
-    """Return ln T(B) - ln T(A) of one A/A comparison, with so many blocks of each side in a pair; (pairs, metrics)."""
+def run_differences(
+    pairs: int, blocks: int, in_turn: int, starts: str, random: np.random.Generator, noise: Noise
+) -> np.ndarray:
+    """Return ln T(B) - ln T(A) of one A/A comparison, with so many blocks of each side in a pair; (pairs, metrics).
+
+    A fresh start serves `in_turn` blocks, which share how far it is off.
+    """
     count = 2 * pairs * blocks
-    is_new = np.array([arm == "new" for arm, _ in order(pairs, blocks)])
+    is_new = np.array([arm == "new" for arm, _ in order(pairs, blocks, in_turn)])
     level = random.standard_t(4, count) * noise.block_sd / math.sqrt(2)  # a t with 4 degrees has variance 2
     level += random.uniform(-noise.drift, noise.drift) * np.arange(count) / count
-    if starts == "fresh starts":
-        level += random.normal(0, noise.start_sd, count)
-    elif starts == "one start a side":
+    if starts == "fresh":
+        level += np.repeat(random.normal(0, noise.start_sd, count // in_turn), in_turn)
+    elif starts == "one":
         level += np.where(is_new, random.normal(0, noise.start_sd), random.normal(0, noise.start_sd))
     steps = random.normal(0, REQUEST_SD * math.sqrt(1 - MEMORY**2), (count, REQUESTS))
     ttft_ms = TTFT_MS * np.exp(level[:, None] + lfilter([1], [1, -MEMORY], steps, axis=1))
@@ -194,34 +228,74 @@ def bounds(count: int, n: int) -> tuple[float, float]:
 def resample(runs: Sequence[Path], verdicts: int, random: np.random.Generator) -> None:
     """Draw comparisons from the pairs of stored A/A comparisons, as they are and with B scaled; no bound can be claimed.
 
-    A drawn comparison is a stretch of neighbouring pairs that begins anywhere, which keeps what drifts and repeats.
+    Where each side keeps one server, a drawn comparison is a stretch of neighbouring pairs that begins anywhere, which keeps
+    what drifts and repeats. Where a profile starts engines anew, each of its pairs comes from as many servers as it starts,
+    drawn anew, with as many neighbouring pairs of each as a start serves blocks.
     """
-    d = np.array([row for run in runs for row in (stored_live(run) if run.is_file() else stored_pairs(run))])
+    servers = [rows for run in runs for rows in (stored_live(run) if run.is_file() else stored_pairs(run))]
+    d = np.concatenate(servers) if servers else np.zeros((0, 2))
     if len(d) < 4:
         sys.exit(f"{len(d)} valid pairs in these runs: at least 4 are needed")
     spread = ", ".join(f"{name} {sd:.1%}" for name, sd in zip(METRICS, d.std(axis=0, ddof=1), strict=False))
     print(f"{len(d)} pairs; pair sd {spread}")
-    begins = random.integers(0, len(d), verdicts)
-    drawn = np.array([d[(begin + np.arange(24)) % len(d)] for begin in begins])
-    drawn *= random.choice([-1, 1], (verdicts, 1, 1))  # which side of an A/A pair is called B means nothing
+    print(
+        f"{len(servers)} pairs of servers; they differ by {between(servers)} beyond what their pairs' own noise explains"
+    )
     head()
     for name in ("nightly", "release", "incident"):
-        for effect in sorted({*EFFECTS, PROFILES[name].margin}):
-            line(PROFILES[name], METRICS[:2], effect, drawn + math.log1p(effect))
+        profile = PROFILES[name]
+        for is_fresh in (False, True) if profile.fresh else (False,):
+            if is_fresh:
+                drawn = np.array([of_fresh_starts(servers, profile, random) for _ in range(verdicts)])
+            else:
+                begins = random.integers(0, len(d), verdicts)
+                drawn = np.array([d[(begin + np.arange(profile.looks[-1])) % len(d)] for begin in begins])
+                drawn *= random.choice([-1, 1], (verdicts, 1, 1))  # which side of an A/A pair is called B means nothing
+            for effect in sorted({*EFFECTS, profile.margin}):
+                mark = (" (fresh starts)" if is_fresh else " (one start)") if profile.fresh else ""
+                line(profile, METRICS[:2], effect, drawn + math.log1p(effect), mark=mark)
 
 
-def stored_pairs(run: Path) -> list[list[float]]:
-    """Return the differences of the two medians of every valid pair of a comparison, those of its control included."""
+def of_fresh_starts(servers: Sequence[np.ndarray], profile: Profile, random: np.random.Generator) -> np.ndarray:
+    """Return the differences of one comparison in which every pair has servers of its own; (pairs, metrics)."""
+    pairs = []
+    for _ in range(profile.looks[-1]):
+        starts = []
+        for pick in random.integers(0, len(servers), profile.starts_per_arm):
+            rows = servers[pick]
+            turn = (random.integers(0, len(rows)) + np.arange(profile.blocks_per_start)) % len(rows)
+            starts.append(random.choice([-1, 1]) * rows[turn].mean(axis=0))
+        pairs.append(np.mean(starts, axis=0))
+    return np.array(pairs)
+
+
+def between(servers: Sequence[np.ndarray]) -> str:
+    """Return the standard deviation of the true differences of pairs of servers, by metric, in words."""
+    several = [rows for rows in servers if len(rows) > 1]
+    if len(several) < 2:
+        return "an unknown amount"
+    seen = np.mean([rows.mean(axis=0) ** 2 for rows in several], axis=0)  # A/A: their mean is zero
+    noise = np.mean([rows.var(axis=0, ddof=1) / len(rows) for rows in several], axis=0)
+    sds = np.sqrt(np.maximum(seen - noise, 0))
+    return ", ".join(f"{name} {sd:.1%}" for name, sd in zip(METRICS, sds, strict=False))
+
+
+def stored_pairs(run: Path) -> list[np.ndarray]:
+    """Return the differences of the two medians of every valid pair of a comparison, those of its control included.
+
+    One array of (pairs, metrics) for each pair of servers that was started.
+    """
     declared = load_declaration(run)
     blocks = load_blocks(run, declared)
-    kinds = (pairs_of(blocks, is_null=null, blocks_per_arm=declared.blocks_per_arm)[0] for null in (False, True))
-    return [[pair.difference(name) for name in METRICS[:2]] for pairs in kinds for pair in pairs]
+    kinds = [pairs_of(blocks, is_null=null, blocks_per_arm=declared.blocks_per_arm)[0] for null in (False, True)]
+    rows = [np.array([[pair.difference(name) for name in METRICS[:2]] for pair in pairs]) for pairs in kinds if pairs]
+    return [row[None] for kind in rows for row in kind] if declared.fresh else rows
 
 
-def stored_live(file: Path) -> list[list[float]]:
-    """Return the differences of the two medians of every pair of a file of live verdicts."""
+def stored_live(file: Path) -> list[np.ndarray]:
+    """Return the same of a file of live verdicts, each of which had a pair of servers of its own."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [list(pair) for line in lines for pair in zip(*(line["differences"][m] for m in METRICS[:2]), strict=True)]
+    return [np.array([line["differences"][name] for name in METRICS[:2]]).T for line in lines]
 
 
 # --- the claim of scenarios ---
@@ -320,12 +394,12 @@ def store(run: Path, pairs: int, requests: int, random: np.random.Generator) -> 
         (folder / "block.json").write_text(json.dumps({**block, "window_ns": [0, 10**18], "report": report}))
 
 
-def order(pairs: int, blocks: int = 1) -> Iterator[tuple[str, int]]:
+def order(pairs: int, blocks: int = 1, in_turn: int = 1) -> Iterator[tuple[str, int]]:
     """Yield arm and pair of each block in the order of a comparison, with so many blocks of each side in a pair."""
     for pair in range(pairs):
-        for turn in range(blocks):
+        for turn in range(blocks // in_turn):
             for arm in ("old", "new") if (pair + turn) % 2 == 0 else ("new", "old"):
-                yield arm, pair
+                yield from [(arm, pair)] * in_turn
 
 
 def block_records(requests: int, factor: float, random: np.random.Generator) -> Records:

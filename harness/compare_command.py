@@ -39,16 +39,37 @@ def add_commands(commands: Any) -> None:
     compare.add_argument("--warm-s", type=float, default=5.0, help="seconds of load before them (default: 5)")
     compare.add_argument("--prompt-tokens", type=int, default=24)
     compare.add_argument("--output-tokens", type=int, default=16)
+    starts = compare.add_mutually_exclusive_group()
+    starts.add_argument(
+        "--fresh",
+        action="store_const",
+        const=True,
+        help="start engines anew in every pair, two of each side (default: release; others start each side once)",
+    )
+    starts.add_argument(
+        "--one-start",
+        dest="fresh",
+        action="store_const",
+        const=False,
+        help="start each side once all the same: quicker, and as wrong as two starts differ; the answer says so",
+    )
     compare.add_argument(
-        "--fresh", action="store_true", help="start an engine for every block; a pair then has two of each side"
+        "--blocks-per-start",
+        type=int,
+        default=None,
+        help="blocks that each fresh start serves, one after the other (default: 1; release: 3)",
     )
     compare.add_argument(
         "--blocks-per-arm",
         type=int,
         default=None,
-        help="blocks of each side in a pair (default: 1; release and --fresh: 2)",
+        help="blocks of each side in a pair (default: two fresh starts with all their blocks; one start: 1, release 2)",
     )
-    compare.add_argument("--no-canaries", action="store_true", help="do not check that each side answers rightly")
+    compare.add_argument(
+        "--no-canaries",
+        action="store_true",
+        help="do not check that each side answers rightly, before, in and after blocks",
+    )
     compare.add_argument(
         "--null-every", type=int, default=4, metavar="PAIRS", help="pairs per pair of the negative control; 0: none"
     )
@@ -107,6 +128,7 @@ def _compare(options: argparse.Namespace) -> int:
         output_tokens=options.output_tokens,
         fresh=options.fresh,
         blocks_per_arm=options.blocks_per_arm,
+        blocks_per_start=options.blocks_per_start,
         canaries=not options.no_canaries,
         null_every=options.null_every,
         spare_pairs=options.spare_pairs,
@@ -142,13 +164,19 @@ def judge_comparisons(runs: Sequence[Path]) -> int:
     """Judge stored comparisons together, show and keep each verdict, and return the exit code of all."""
     from harness.judge.blocks import load_blocks, load_declaration
     from harness.judge.comparison import judge_blocks
+    from harness.judge.copies import copies_among
     from harness.judge.together import judge_together
     from harness.report.comparison import write_comparison
+    from harness.report.printable import printable
 
     declared = [load_declaration(run) for run in runs]
     blocks = [load_blocks(run, each) for run, each in zip(runs, declared, strict=True)]
-    together = judge_together([judge_blocks(*pair) for pair in zip(declared, blocks, strict=True)])
-    for run, comparison, measured in zip(runs, together, blocks, strict=True):
+    copies = copies_among({str(run): measured for run, measured in zip(runs, blocks, strict=True)})
+    for copy, other in copies.items():
+        print(printable(f'"{copy}" has blocks of "{other}": it is a copy of it and counts no second time'))
+    whole = [each for each in zip(runs, declared, blocks, strict=True) if str(each[0]) not in copies]
+    together = judge_together([judge_blocks(*each[1:]) for each in whole])
+    for (run, _, measured), comparison in zip(whole, together, strict=True):
         _show(comparison)
         write_comparison(run, comparison, measured)
     return _exit_code(together)

@@ -7,17 +7,17 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.errors import HarnessError, UsageError
-from harness.guards.canary import UNKNOWN, Golden, LogprobRows, TokenRows
+from harness.guards.canary import UNKNOWN, Golden
 from harness.guards.engine_api import EngineApi, tls_context
 from harness.guards.finding import printable
 from harness.observe.golden import (
     DEEP_OUTPUT_TOKENS,
+    Forward,
     GoldenRequest,
     canary_prompts,
     deep_prompt,
@@ -30,8 +30,6 @@ SAFE_VOCABULARY = (
     256  # what is asked where nobody says how large the vocabulary is: an id beyond it could end an engine
 )
 DEEP_TOKENS = 300
-
-Forward = Callable[[Path, TokenRows], LogprobRows]
 
 
 def from_running(options: argparse.Namespace) -> Golden:
@@ -58,9 +56,11 @@ def from_running(options: argparse.Namespace) -> Golden:
         deep=_deep(options, vocabulary, served.max_model_len),
         under_load=options.under_load,
     )
-    if options.checkpoint is not None and (forward := _forward(options.checkpoint)) is not None:
-        who = f'the engine at {options.url}, asked as one that serves "{options.checkpoint}",'
-        require_agreement(answers.prompt_logprobs, forward(options.checkpoint, prompts), who)
+    forward = None if options.checkpoint is None else _forward(options.checkpoint)
+    who = f'the engine at {options.url}, asked as one that serves "{options.checkpoint}",'
+    if options.checkpoint is None:
+        who = f"the engine at {options.url}"
+    require_agreement(answers, options.checkpoint, prompts, forward, who)
     length = () if served.max_model_len is None else (f"max_model_len={served.max_model_len}",)
     return Golden(
         weights_id=UNKNOWN if options.checkpoint is None else weights_id(options.checkpoint),

@@ -46,6 +46,11 @@ class Goldens:
         self._known: dict[str, Golden] = {}
         self._measured: list[str] = []
 
+    @property
+    def engine_starts(self) -> int:
+        """Count the engines that were started to measure what was not there yet."""
+        return len(self._measured)
+
     def pair(self, old: Path, new: Path, launch: Launch, *, deep_tokens: int = 0) -> GoldenPair:
         """Return the known-good answers of both checkpoints for prompts that tell them apart.
 
@@ -67,13 +72,14 @@ class Goldens:
             self._progress(f"warning: {warning}")
         return pair
 
-    def of(self, source: Path, launch: Launch) -> Golden:
+    def of(self, source: Path, launch: Launch, *, vocabulary_size: int) -> Golden:
         """Return the known-good answers of one checkpoint, launched so, to the first canary prompts.
 
+        `vocabulary_size` may be less than its own, where another checkpoint is to be asked the same.
         Raises: GoldenUnusable; EngineNotReady when the engine does not start on it.
         """
-        vocabulary = int(read_checkpoint(source).config["vocab_size"])
-        return self._golden(source, canary_prompts(vocabulary, seed=self._seed), vocabulary, launch, None)
+        prompts = canary_prompts(vocabulary_size, seed=self._seed)
+        return self._golden(source, prompts, vocabulary_size, launch, None)
 
     def _golden(
         self, source: Path, prompts: TokenRows, vocabulary: int, launch: Launch, deep: tuple[int, ...] | None

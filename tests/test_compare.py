@@ -40,8 +40,8 @@ LENIENT = GateLimits().with_changes(
     }
 )
 TINY_BLOCKS = {
-    "block_s": 0.7,
-    "warm_s": 0.2,
+    "block_s": 0.5,
+    "warm_s": 0.1,
     "spare_pairs": 0,
     "null_every": 0,
     "failure_budget": 0.1,
@@ -76,12 +76,14 @@ def tell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 def test_planted_slowdown_is_found_and_found_again_from_disk(tmp_path: Path) -> None:
     options = Options(
         profile="incident",
-        environment=((STEP_MS, "10"),),
-        new_environment=((DEFECT, "slower_30_percent"), (STEP_MS, "20")),  # 26 ms a token instead of 10
+        environment=((STEP_MS, "20"),),
+        # 195 ms a token instead of 20: so far that waiting for a processor on a busy machine does not hide it.
+        new_environment=((DEFECT, "slower_30_percent"), (STEP_MS, "150")),
+        output_tokens=2,
         limits=LENIENT,
-        **TINY_BLOCKS,  # type: ignore[arg-type]
+        **{**TINY_BLOCKS, "block_s": 0.8},  # type: ignore[arg-type]
     )
-    settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
+    settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=3.0)
     said: list[str] = []
     run, comparison = compare(settings, options, progress=said.append)
     assert comparison.answer is Slower.YES, comparison.because
@@ -105,9 +107,10 @@ def test_planted_slowdown_is_found_and_found_again_from_disk(tmp_path: Path) -> 
     assert any("is ready after" in line for line in said)
 
 
-def test_failed_gate_makes_it_invalid_and_a_fresh_engine_serves_each_block(tmp_path: Path) -> None:
+def test_failed_gate_makes_it_invalid_and_fresh_engines_serve_each_pair(tmp_path: Path) -> None:
     options = Options(
         fresh=True,
+        blocks_per_arm=1,
         limits=LENIENT.with_changes({"loader_cpu_ratio": 0.0}),
         **TINY_BLOCKS,  # type: ignore[arg-type]
     )
@@ -119,20 +122,37 @@ def test_failed_gate_makes_it_invalid_and_a_fresh_engine_serves_each_block(tmp_p
     )
     assert comparison.finding().verdict == "unknown"
     blocks = [json.loads(path.read_text()) for path in sorted(run.glob("blocks/*/block.json"))]
-    assert [block["incarnation"] for block in blocks] == ["old-1", "new-2", "new-3", "old-4"]  # A B B A
-    assert len(list((run / "logs").iterdir())) == 4
+    assert [block["incarnation"] for block in blocks] == ["old-1", "new-2"]
+    assert len(list((run / "logs").iterdir())) == 2
 
 
-def test_wrong_weights_of_one_side_make_it_invalid_after_one_pair(tmp_path: Path) -> None:
+@pytest.mark.parametrize("planted", ["wrong_answer", "wrong_under_load"])
+def test_wrong_answers_of_one_side_make_it_invalid_after_one_pair(tmp_path: Path, planted: str) -> None:
     options = Options(limits=LENIENT, **{**TINY_BLOCKS, "canaries": True})  # type: ignore[arg-type]
     settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
-    starter = PlantingStarter({"new-2": {DEFECT: "wrong_answer"}})
+    busy = {STEP_MS: "6"}  # of a block, most of the time is spent computing: canaries come upon others
+    starter = PlantingStarter({"old-1": busy, "new-2": {**busy, DEFECT: planted}})
     run, comparison = compare(settings, options, progress=lambda _: None, starter=starter)
     assert comparison.answer is Slower.INVALID
-    assert re.search(r"wrong_answers is 2 in 4 canaries \(first in block 001-new: off by", comparison.because)
-    blocks = {path.parent.name: json.loads(path.read_text())["canaries"] for path in run.glob("blocks/*/block.json")}
-    assert (blocks["000-old"]["right"], blocks["000-old"]["wrong"]) == (2, 0)
-    assert (blocks["001-new"]["right"], blocks["001-new"]["wrong"]) == (0, 2)
+    said = re.search(
+        r"wrong_answers is \d+ in \d+ canaries \(first in block \d+-new: off by .*; (\d+) of (\d+) under load, (\d+) of (\d+) "
+        r"beside it\), so at least one side does not serve the weights that it was given",
+        comparison.because,
+    )
+    assert said, comparison.because
+    under_load, asked_under_load, beside, asked_beside = map(int, said.groups())
+    blocks = [json.loads(path.read_text()) for path in run.glob("blocks/*/block.json")]
+    new = [block["canaries"] for block in blocks if block["arm"] == "new"]
+    assert all(c["right"] == c["asked"] for c in (b["canaries"] for b in blocks if b["arm"] == "old"))
+    assert asked_beside == 2 * len(blocks)
+    assert asked_under_load >= 3 * len(blocks)
+    assert 0 < under_load <= sum(canaries["asked_under_load"] for canaries in new)
+    if planted == "wrong_answer":
+        assert len(blocks) == 2
+        assert all(canaries["wrong"] == canaries["asked"] for canaries in new)
+    else:
+        assert beside == 0  # before and after a block it answers rightly
+    assert len({block["schedule_sha256"] for block in blocks}) == 1  # the same canaries for both
     assert "invalid" in (run / "report.html").read_text(encoding="utf-8")
 
 
@@ -145,7 +165,7 @@ def test_side_that_is_wrong_from_its_golden_on_is_refused_before_any_block(tmp_p
     settings = Settings(engine="reference", results=tmp_path / "results", rate_rps=8.0)
     said: list[str] = []
     run, comparison = compare(settings, options, progress=said.append)
-    assert any(line.startswith("90 requests to each side at most, 299 without a failure are needed") for line in said)
+    assert any(line.startswith("64 requests to each side at most, 299 without a failure are needed") for line in said)
     assert comparison.answer is Slower.INVALID
     assert comparison.because.startswith('side "new" does not answer rightly: ')
     assert "our own forward pass" in comparison.because

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from harness.adapted import MODEL_RATE_RPS
 from harness.clock import NS_PER_S, now_ns, pause, seconds_between
@@ -27,6 +29,8 @@ from harness.run import Run
 from harness.settings import Settings
 
 TINY_RATE_RPS = 10.0
+CANARY_SHARE = 0.05  # of the arrivals, on top of them
+CANARIES_MIN = 3  # of each block
 
 
 class BlockLoad:
@@ -39,7 +43,9 @@ class BlockLoad:
         self._options = options
         self._vocabulary_size = vocabulary_size
         self._canaries = canaries
-        self._shape = _shape(run.settings, options)
+        prompts = () if canaries is None else canaries.prompts
+        self._shape = _shape(run.settings, options, with_canaries=bool(prompts))
+        self._canary_prompts = prompts
 
     def plan(self, number: int) -> LoadPlan:
         """Return the arrivals of a block: the same for all but for the nonces of their prompts."""
@@ -49,7 +55,7 @@ class BlockLoad:
             seed=self._run.settings.seed,
             horizon_s=horizon_s,
             vocabulary_size=self._vocabulary_size,
-            canary_prompts=(),
+            canary_prompts=self._canary_prompts,
             exactly=max(1, round(self._shape.rate_rps * horizon_s)),
             block=number,
         )
@@ -61,7 +67,6 @@ class BlockLoad:
         """
         plan = self.plan(number)
         requests: list[Request] = []
-        differences = self._ask(engine, arm)
         recorder = Recorder(folder / "history.jsonl")
 
         def on_heartbeat(heartbeat: Heartbeat) -> None:
@@ -80,6 +85,8 @@ class BlockLoad:
                 run_label=str(self._run.label),
             )
             stack.callback(driver.close)
+            driver.spawn()  # the loaders need a moment for their imports
+            beside = self._ask(engine, arm)
             stack.enter_context(Observers(recorder))
             before = self._histograms(engine)
             start_ns = driver.start(engine.endpoint, engine.incarnation)
@@ -89,11 +96,11 @@ class BlockLoad:
             report = driver.stop()
             recorder.event("load", EventKind.LOAD_ENDED, **asdict(report))
             after = self._histograms(engine)
-        differences += self._ask(engine, arm)
+        beside += self._ask(engine, arm)
         recorder.require_written()
         records = Records.of(requests)
         records.save(folder / "records.npz")
-        notes = cross_check(records.of_users(), before, after) if before is not None and after is not None else ()
+        notes = cross_check(records, before, after) if before is not None and after is not None else ()
         write_json(
             folder / "block.json",
             {
@@ -105,11 +112,16 @@ class BlockLoad:
                 "window_ns": [start_ns + round(self._options.warm_s * NS_PER_S), end_ns],
                 "plan_sha256": plan.sha256,
                 "schedule_sha256": plan.schedule_sha256,
-                "canaries": None if self._canaries is None else self._canaries.counted(arm, differences),
+                "canaries": self._counted(arm, beside, requests),
                 "notes": [f"block {folder.name}: {note}" for note in notes],
                 "report": {**asdict(report), "planned_events_per_s": plan.busiest_per_s()[1]},
             },
         )
+
+    def _counted(self, arm: str, beside: Sequence[float | None], requests: Sequence[Request]) -> dict[str, Any] | None:
+        if self._canaries is None:
+            return None
+        return self._canaries.counted(arm, beside, self._canaries.differences(requests, arm))
 
     def _ask(self, engine: Engine, arm: str) -> list[float | None]:
         return [] if self._canaries is None else [self._canaries.ask(engine, arm)]
@@ -122,16 +134,18 @@ class BlockLoad:
             return None
 
 
-def _shape(settings: Settings, options: Options) -> LoadShape:
+def _shape(settings: Settings, options: Options, *, with_canaries: bool) -> LoadShape:
     is_tiny = settings.old is None and settings.model != "smollm2"
     longest = options.prompt_tokens + options.output_tokens
     if longest > settings.max_model_len:
         raise UsageError(
             f"prompt_tokens and output_tokens are {longest} together, max_model_len is {settings.max_model_len}"
         )
+    rate_rps = settings.rate_rps or (TINY_RATE_RPS if is_tiny else MODEL_RATE_RPS)
+    least = CANARIES_MIN / (rate_rps * (options.warm_s + options.block_s))
     return steady(
-        rate_rps=settings.rate_rps or (TINY_RATE_RPS if is_tiny else MODEL_RATE_RPS),
-        canary_ratio=0.0,
+        rate_rps=rate_rps,
+        canary_ratio=max(CANARY_SHARE, least) if with_canaries else 0.0,
         prompt_tokens=options.prompt_tokens,
         output_tokens=options.output_tokens,
     )

@@ -29,11 +29,12 @@ class Options:
     warm_s: float = 5.0
     prompt_tokens: int = 24
     output_tokens: int = 16
-    blocks_per_arm: int | None = None  # in each pair; None: what the profile says, and at least two with `fresh`
-    fresh: bool = False  # an engine of its own for every block
+    fresh: bool | None = None  # engines of its own for every pair, or one start of each side; None: as the profile says
+    blocks_per_arm: int | None = None  # in each pair; None: as the profile says
+    blocks_per_start: int | None = None  # with fresh starts; None: as the profile says, or 1 with `blocks_per_arm`
     null_every: int = 4  # pairs, after which a pair of the negative control follows; 0: none
     spare_pairs: int = 4
-    canaries: bool = True  # ask each side for answers that are known, before and after each block
+    canaries: bool = True  # ask each side for answers that are known, before, in and after each block
     family: int = 1
     failure_budget: float = 0.01
     slo: Slo | None = None
@@ -52,9 +53,16 @@ class Options:
             ("spare_pairs", self.spare_pairs, 0),
             ("family", self.family, 1),
             ("blocks_per_arm", 1 if self.blocks_per_arm is None else self.blocks_per_arm, 1),
+            ("blocks_per_start", 1 if self.blocks_per_start is None else self.blocks_per_start, 1),
         ):
             if number < least:
                 raise UsageError(f"{name} must be at least {least}, got {number}")
+        if self.blocks_per_start is not None and not self.is_fresh:
+            raise UsageError("blocks_per_start needs fresh starts (--fresh): otherwise each side is started once")
+        if self.arm_blocks % self.start_blocks:
+            raise UsageError(
+                f"blocks_per_arm is {self.arm_blocks} and blocks_per_start {self.start_blocks}: starts would be cut short"
+            )
         if not 0 < self.failure_budget < 1:
             raise UsageError(f"failure_budget must be between 0 and 1, got {self.failure_budget:g}")
         if (self.profile == "confirm") != (self.confirms is not None):
@@ -63,8 +71,21 @@ class Options:
             )
 
     @property
+    def is_fresh(self) -> bool:
+        """Say whether engines are started anew in every pair."""
+        return profile_named(self.profile).fresh if self.fresh is None else self.fresh
+
+    @property
+    def start_blocks(self) -> int:
+        """Return how many blocks each fresh start serves; 1 where each side is started once."""
+        if self.blocks_per_start is not None:
+            return self.blocks_per_start
+        return profile_named(self.profile).blocks_per_start if self.is_fresh and self.blocks_per_arm is None else 1
+
+    @property
     def arm_blocks(self) -> int:
-        """Return how many blocks each arm has in a pair; starts scatter as well as blocks, so fresh ones come twice."""
+        """Return how many blocks each arm has in a pair."""
         if self.blocks_per_arm is not None:
             return self.blocks_per_arm
-        return max(profile_named(self.profile).blocks_per_arm, 2 if self.fresh else 1)
+        profile = profile_named(self.profile)
+        return profile.starts_per_arm * self.start_blocks if self.is_fresh else profile.blocks_per_arm

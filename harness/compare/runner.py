@@ -27,6 +27,7 @@ from harness.judge.blocks import (
 )
 from harness.judge.comparison import Comparison, judge_blocks
 from harness.judge.failures import requests_needed
+from harness.judge.remarks import price_of_one_start
 from harness.machine import command
 from harness.narrator import Progress
 from harness.observe.gpu import driver_version
@@ -76,7 +77,13 @@ class _Runner:
         )
         canaries = None
         if options.canaries:
-            canaries = SideCanaries(self._sides, api_key=run.api_key, seed=run.settings.seed, progress=progress)
+            canaries = SideCanaries(
+                self._sides,
+                api_key=run.api_key,
+                seed=run.settings.seed,
+                vocabulary_size=vocabulary_size,
+                progress=progress,
+            )
         self._problems = () if canaries is None else tuple(canaries.problems)
         self._load = BlockLoad(run, options, vocabulary_size=vocabulary_size, canaries=canaries)
         self._declared = self._declare()
@@ -87,7 +94,7 @@ class _Runner:
         if self._problems:
             return judge_blocks(self._declared, ())
         valid = void = nulls = pair = 0
-        if not options.fresh:
+        if not options.is_fresh:
             for side in self._sides.values():
                 self._engines[side.name] = self._start(side)
                 self._stack.callback(self._engines[side.name].stop)
@@ -121,7 +128,7 @@ class _Runner:
             gating=options.gating or self._gating(arms[0]),
             arms=arms,
             schedule_sha256=schedule,
-            fresh=options.fresh,
+            fresh=options.is_fresh,
             started_at=wall_time(),
             command=command(sys.argv),
             family=options.family,
@@ -131,9 +138,13 @@ class _Runner:
             confirms=confirms,
             limits=options.limits,
             blocks_per_arm=options.arm_blocks,
+            blocks_per_start=options.start_blocks,
             problems=self._problems,
         )
         write_json(run.directory / DECLARATION, declared.as_json())
+        price = price_of_one_start(declared)
+        if price:
+            self._progress(price)
         self._warn_of_few_requests(declared)
         return declared
 
@@ -162,14 +173,30 @@ class _Runner:
         return any(block.canaries is not None and block.canaries.wrong for block in self.blocks)
 
     def _pair(self, number: int, *, parity: int, is_null: bool) -> bool:
-        """Run one pair, A B or A B B A, the next one the other way round; say whether every block passed its gates."""
+        """Run one pair, A B or A B B A, the next one the other way round; say whether every block passed its gates.
+
+        A wrong answer ends it: nothing that follows could make up for it.
+        """
         arms = (OLD, NULL if is_null else NEW)
+        in_turn = self._declared.blocks_per_start
         order = [
             arm
-            for turn in range(self._declared.blocks_per_arm)
+            for turn in range(self._declared.blocks_per_arm // in_turn)
             for arm in (arms if (parity + turn) % 2 == 0 else arms[::-1])
         ]
-        blocks = [self._block(arm, pair=number, is_null=is_null) for arm in order]
+        first = len(self.blocks)
+        for arm in order:
+            if self._is_wrong():
+                break
+            with ExitStack() as stack:
+                engine = self._engines.get(arm)
+                if engine is None:
+                    engine = self._start(self._sides[arm])
+                    stack.callback(engine.stop)
+                for _ in range(in_turn):
+                    if not self._is_wrong():
+                        self._block(engine, arm, pair=number, is_null=is_null)
+        blocks = self.blocks[first:]
         failed = [gate.sentence() for block in blocks for gate in block.failed_gates]
         what = f"{'null pair' if is_null else 'pair'} {number}"
         metric = self._declared.gating[0]
@@ -179,19 +206,12 @@ class _Runner:
         )
         return not failed
 
-    def _block(self, arm: str, *, pair: int, is_null: bool) -> Block:
+    def _block(self, engine: Engine, arm: str, *, pair: int, is_null: bool) -> None:
         number = len(self.blocks)
         folder = self._run.directory / BLOCKS / block_name(number, arm)
         folder.mkdir(parents=True)
-        with ExitStack() as stack:
-            engine = self._engines.get(arm)
-            if engine is None:
-                engine = self._start(self._sides[arm])
-                stack.callback(engine.stop)
-            self._load.send(engine, folder, number=number, arm=arm, pair=pair, is_null=is_null)
-        block = load_block(folder, self._declared)
-        self.blocks.append(block)
-        return block
+        self._load.send(engine, folder, number=number, arm=arm, pair=pair, is_null=is_null)
+        self.blocks.append(load_block(folder, self._declared))
 
     def _start(self, side: Side) -> Engine:
         self._starts += 1

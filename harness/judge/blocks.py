@@ -53,7 +53,7 @@ class Declaration:
     gating: tuple[str, ...]  # the metrics that decide; all others are reported
     arms: tuple[Arm, ...]
     schedule_sha256: str
-    fresh: bool  # an engine of its own for every block
+    fresh: bool  # engines of its own for every pair
     started_at: str
     command: str = ""
     family: int = 1  # comparisons of a release that are judged together
@@ -63,6 +63,7 @@ class Declaration:
     confirms: str = ""  # the run whose `yes` this one confirms or not
     limits: GateLimits = field(default_factory=GateLimits)
     blocks_per_arm: int = 1  # in each pair
+    blocks_per_start: int = 1  # with fresh starts
     problems: tuple[str, ...] = ()  # what made it invalid before its first block, such as a side with wrong answers
 
     @property
@@ -105,6 +106,7 @@ class Block:
     canaries: Canaries | None
     schedule_sha256: str
     notes: tuple[str, ...]
+    digest: str = ""  # of when its arrivals were due and ended: no other block has it
 
     @property
     def name(self) -> str:
@@ -138,7 +140,7 @@ def load_declaration(run: Path) -> Declaration:
             Arm(name=str(arm["name"]), key={name: str(arm["key"][name]) for name in KEY_FIELDS})
             for arm in stored["arms"]
         )
-        stored = {"blocks_per_arm": 1, "problems": [], **stored}  # of earlier releases
+        stored = {"blocks_per_arm": 1, "blocks_per_start": 1, "problems": [], **stored}  # of earlier releases
         known = {name: stored[name] for name in Declaration.__slots__}
         declared = Declaration(
             **{
@@ -197,6 +199,7 @@ def load_block(folder: Path, declared: Declaration) -> Block:
             canaries=None if canaries is None else Canaries.from_json(canaries),
             schedule_sha256=str(stored["schedule_sha256"]),
             notes=tuple(str(note) for note in stored["notes"]),
+            digest=records.digest(),
         )
     except (OSError, *MALFORMED) as error:
         raise HarnessError(f'block "{folder}" cannot be read: {type(error).__name__}: {error}') from error
@@ -226,12 +229,13 @@ def _require_usable(declared: Declaration) -> None:
         ("started_at", str),
         ("family", int),
         ("blocks_per_arm", int),
+        ("blocks_per_start", int),
     ):
         if not isinstance(getattr(declared, name), kind):
             raise ValueError(f"{name} is {getattr(declared, name)!r}")
     if (
-        min(declared.family, declared.blocks_per_arm) < 1
+        min(declared.family, declared.blocks_per_arm, declared.blocks_per_start) < 1
         or declared.spare_pairs < 0
         or not 0 < declared.failure_budget < 1
     ):
-        raise ValueError("family, blocks_per_arm, spare_pairs or failure_budget is out of range")
+        raise ValueError("family, blocks_per_arm, blocks_per_start, spare_pairs or failure_budget is out of range")

@@ -12,13 +12,15 @@ from harness.judge.gates import Gate, GateLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canaries:
-    """What became of the canaries that were asked before and after the load of a block."""
+    """What became of the canaries that were asked before, in and after the load of a block."""
 
-    asked: int
+    asked: int  # in all, those under load included
     right: int  # within the tolerance of the golden of that side
     wrong: int  # answered otherwise; those that are neither were not answered
     difference_max: float  # largest difference to the golden; infinite when something was missing or not finite
     tolerance: float
+    asked_under_load: int = 0
+    wrong_under_load: int = 0
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Canaries:
@@ -27,6 +29,8 @@ class Canaries:
         Raises: ValueError, TypeError or KeyError when it is something else.
         """
         counts = {name: fields[name] for name in ("asked", "right", "wrong")}
+        # Earlier releases asked none under load.
+        counts |= {name: fields.get(name, 0) for name in ("asked_under_load", "wrong_under_load")}
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError(f"canaries are counted by whole numbers, got {counts}")
         difference = fields["difference_max"]
@@ -47,9 +51,13 @@ def canary_gates(blocks: Mapping[str, Canaries | None], limits: GateLimits) -> t
     where = f"{total} canaries"
     if wrong:
         name, first = next(iter(wrong.items()))
+        asked_under_load = sum(seen.asked_under_load for seen in asked.values())
+        under_load = sum(seen.wrong_under_load for seen in wrong.values())
+        beside = sum(seen.wrong for seen in wrong.values()) - under_load
         where += (
             f" (first in block {name}: off by {first.difference_max:.3g} from the known-good answer, tolerance "
-            f"{first.tolerance:g}), so at least one side does not serve the weights that it was given"
+            f"{first.tolerance:g}; {under_load} of {asked_under_load} under load, {beside} of {total - asked_under_load} "
+            "beside it), so at least one side does not serve the weights that it was given"
         )
     return (
         Gate(

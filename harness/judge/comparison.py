@@ -18,7 +18,7 @@ from harness.judge.gates import Gate, gpu_gates
 from harness.judge.paired import Decision, Evidence, Slower, decide, evidence
 from harness.judge.pairs import Pair, pairs_of
 from harness.judge.profiles import LEVEL_YES
-from harness.judge.remarks import power_remark, remarks
+from harness.judge.remarks import power_remark, price_of_one_start, remarks
 from harness.judge.verdict import Finding, Verdict
 from harness.judge.windows import FUNCTIONALS
 from harness.observe.history import RequestResult
@@ -133,14 +133,14 @@ def judge_blocks(declared: Declaration, blocks: Sequence[Block]) -> Comparison:
         level=LEVEL_YES / len(declared.rule.looks),
         budget=declared.failure_budget,
     )
-    answer, because = combined(decision, failures)
+    answer, because = combined(declared, decision, failures)
     is_final = answer in (Slower.YES, Slower.NO) or len(pairs) >= declared.rule.looks[-1]
     return Comparison(answer=answer, because=because, decision=decision, failures=failures, is_final=is_final, **fields)
 
 
-def combined(decision: Decision, failures: FailureVerdict) -> tuple[Slower, str]:
-    """Return one answer for latency and failures together, and why."""
-    both = f"{decision.because}; {failures.because}"
+def combined(declared: Declaration, decision: Decision, failures: FailureVerdict) -> tuple[Slower, str]:
+    """Return one answer for latency and failures together, and why, with what it costs to have started each side once."""
+    both = "; ".join(filter(None, (decision.because, failures.because, price_of_one_start(declared))))
     answers = {decision.answer, failures.answer}
     for answer in (Slower.INVALID, Slower.YES, Slower.INCONCLUSIVE):
         if answer in answers:
@@ -173,6 +173,11 @@ def _whole_gates(
     other = [block.name for block in used if block.schedule_sha256 != declared.schedule_sha256]
     if other:
         broken.append(f"block {other[0]} had another schedule of arrivals than was declared: the work was not the same")
+    first: dict[str, str] = {}
+    for block in blocks:
+        name = first.setdefault(block.digest or block.name, block.name)
+        if name != block.name:
+            broken.append(f"block {block.name} is a copy of block {name}")
     return broken
 
 

@@ -29,7 +29,10 @@ class Profile:
     looks: tuple[int, ...]  # pairs
     alpha_yes: tuple[float, ...]
     alpha_no: tuple[float, ...]
-    blocks_per_arm: int = 1  # in each pair
+    blocks_per_arm: int = 1  # in each pair, on one server of each side
+    fresh: bool = False  # starts engines anew in every pair unless it is told otherwise
+    starts_per_arm: int = 2  # in each pair, with fresh starts
+    blocks_per_start: int = 1
     level_no: float = LEVEL_NO  # how probable `no` is at most when the truth is beyond the margin
 
     @property
@@ -69,6 +72,8 @@ PROFILES = {
             alpha_yes=_YES,
             alpha_no=_NO,
             blocks_per_arm=2,
+            fresh=True,
+            blocks_per_start=3,
         ),
         Profile(
             name="incident", margin=0.15, effect=0.30, looks=(4, 8), alpha_yes=(0.004, 0.006), alpha_no=(0.02, 0.035)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,12 @@ class Records:
     def of_users(self) -> Records:
         """Return what says something about the engine to users: no canaries, no failures of our own."""
         return self.select(~self.is_canary & ~_OURS[self.result])
+
+    def digest(self) -> str:
+        """Return a SHA-256 over when its arrivals were due and ended; empty without arrivals."""
+        if not len(self):
+            return ""
+        return hashlib.sha256(self.planned_ns.tobytes() + self.ended_ns.tobytes()).hexdigest()
 
     @property
     def is_ok(self) -> Mask:

@@ -50,7 +50,7 @@ def _corrected(comparison: Comparison, kept: set[str]) -> Comparison:
     else:
         decision = replace(decision, metrics=metrics, answer=Slower.INCONCLUSIVE, because=said)
     assert comparison.failures is not None
-    answer, because = combined(decision, comparison.failures)
+    answer, because = combined(comparison.declaration, decision, comparison.failures)
     return replace(comparison, decision=decision, answer=answer, because=because, notes=(*comparison.notes, said))
 
 

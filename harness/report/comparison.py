@@ -41,7 +41,12 @@ def write_comparison(run: Path, comparison: Comparison, blocks: Sequence[Block])
         name=finding.claim,
         started_at=comparison.declaration.started_at,
         finding=finding,
-        properties={"answer": str(comparison.answer), "power": comparison.power, **figures},
+        properties={
+            "answer": str(comparison.answer),
+            "because": comparison.because,  # also of a comparison that passes
+            "power": comparison.power,
+            **figures,
+        },
     )
     try:
         page = render_comparison(comparison, blocks)
@@ -126,7 +131,8 @@ def _arm(name: str, blocks: Sequence[Block]) -> dict[str, Any]:
         "peak": f"{max(peaks):.2f} times" if peaks and math.isfinite(max(peaks)) else ("failed" if peaks else "-"),
         "outage": f"{max((block.availability.longest_outage_s for block in blocks), default=0.0):g} s",
         "canaries": (
-            f"{sum(c.right for c in asked)} right, {sum(c.wrong for c in asked)} wrong of {sum(c.asked for c in asked)}"
+            f"{sum(c.right for c in asked)} right, {sum(c.wrong for c in asked)} wrong of {sum(c.asked for c in asked)}, "
+            f"{sum(c.asked_under_load for c in asked)} of them under load"
             if asked
             else "not asked"
         ),

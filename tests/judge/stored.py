@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def store_comparison(
 ) -> None:
     """Write a comparison in which the new arm is slower by a factor, with noise between blocks and, by `spread`, requests."""
     random = np.random.default_rng(7)
+    begin_s = 1e4 * (1 + zlib.crc32(str(run).encode()) % 9999)  # no two comparisons were at the same time
     run.mkdir(parents=True, exist_ok=True)
     made = declaration(**{"failure_budget": 0.02, **declared})
     (run / "comparison.json").write_text(json.dumps(made.as_json()))
@@ -39,16 +41,17 @@ def store_comparison(
             slower = (factor if arm == "new" else 1.0) * float(np.exp(random.normal(0, 0.01)))
             times = 100 * slower * np.exp(random.normal(0, spread, requests))
             rows = Records.of(
-                request(100.0 * number + n * 0.1, ttft_ms=float(ms), gap_ms=10 * slower, number=n)
+                request(begin_s + 100.0 * number + n * 0.1, ttft_ms=float(ms), gap_ms=10 * slower, number=n)
                 for n, ms in enumerate(times)
             )
             if failing and arm in failing:
-                rows = joined([rows, records(request(100.0 * number + requests * 0.1, result=failing[arm]))])
-            _store_block(run / "blocks" / block_name(number, arm), rows, number=number, arm=arm, pair=pair)
+                rows = joined([rows, records(request(begin_s + 100.0 * number + requests * 0.1, result=failing[arm]))])
+            store_block(run / "blocks" / block_name(number, arm), rows, number=number, arm=arm, pair=pair)
 
 
-def _store_block(folder: Path, rows: Records, *, number: int, arm: str, pair: int) -> None:
-    folder.mkdir(parents=True)
+def store_block(folder: Path, rows: Records, *, number: int, arm: str, pair: int, **changes: Any) -> None:
+    """Write one block as a comparison leaves it, with other fields of its `block.json` on demand."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows.save(folder / "records.npz")
     recorder = Recorder(folder / "history.jsonl")
     recorder.event("host", EventKind.HOST, **QUIET)
@@ -63,5 +66,6 @@ def _store_block(folder: Path, rows: Records, *, number: int, arm: str, pair: in
         "schedule_sha256": "schedule",
         "notes": [],
         "report": GOOD,
+        **changes,
     }
     (folder / "block.json").write_text(json.dumps(block))

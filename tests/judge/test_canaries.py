@@ -23,6 +23,7 @@ def test_one_wrong_answer_makes_it_invalid_for_good() -> None:
     wrong = [replace(b, canaries=WRONG) if b.number == 5 else b for b in made]
     seen = judge_blocks(declaration(), wrong)
     assert (seen.answer, seen.is_final) == (Slower.INVALID, True)
+    assert "0 of 0 under load, 1 of 16 beside it" in seen.because
     assert "wrong_answers is 1 in 16 canaries (first in block 005-new: off by 3.25" in seen.because
     assert "does not serve the weights that it was given, limit 0" in seen.because
 
@@ -42,9 +43,12 @@ def test_side_that_is_wrong_from_its_start_on_needs_no_block() -> None:
     assert seen.because.startswith('side "new" does not answer rightly')
 
 
-@pytest.mark.parametrize("change", [{"asked": -1}, {"right": "2"}, {"wrong": True}, {"tolerance": "x"}])
+@pytest.mark.parametrize(
+    "change", [{"asked": -1}, {"wrong_under_load": -1}, {"right": "2"}, {"wrong": True}, {"tolerance": "x"}]
+)
 def test_stored_counts_are_checked(change: dict[str, object]) -> None:
     stored = {"asked": 2, "right": 2, "wrong": 0, "difference_max": None, "tolerance": 0.001}
     assert Canaries.from_json(stored).difference_max == float("inf")
+    assert Canaries.from_json(stored).asked_under_load == 0  # of an earlier release
     with pytest.raises((ValueError, TypeError)):
         Canaries.from_json({**stored, **change})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from harness.judge.crosscheck import cross_check
+from harness.judge.records import joined
 from harness.observe.metrics import HistogramSample, pick_histograms
-from tests.judge.measured import steady
+from tests.judge.measured import records, request, steady
 
 ROWS = steady([50.0] * 100)  # gaps of 10 ms, 5 tokens: 90 ms in all
 
@@ -54,3 +55,15 @@ def test_each_disagreement_is_a_note() -> None:
     after = HistogramSample(count=1100, sum=earlier.sum + 4.9)
     assert notes(after, earlier) == ()
     assert "counted nothing (restarted in between?)" in notes(sample(5, 0.05), earlier)[0]
+
+
+def test_canaries_in_between_are_counted_as_a_server_counts_them() -> None:
+    asked = records(*(request(20.0 + n, ttft_ms=30.0, tokens=1, kind="canary", number=n) for n in range(10)))
+    rows = joined([ROWS, asked])
+    server = {
+        "ttft": HistogramSample(count=120, sum=100 * 0.049 + 20 * 0.029),  # two prompts each
+        "e2e": HistogramSample(count=120, sum=100 * 0.089 + 20 * 0.029),
+        "gap": sample(400, 0.010),
+    }
+    assert cross_check(rows, {}, server) == ()
+    assert "the server counted 120 requests, the loader 100" in cross_check(ROWS, {}, server)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.checkpoint.copy import load_shard, save_shard
 from harness.checkpoint.models import tiny_llama
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.launch import Launch, WeightCache
@@ -28,6 +30,7 @@ from harness.guards.canary import (
     of_pass,
     pass_count,
 )
+from harness.guards.decoded import Decoded
 from harness.label import new_label
 from harness.observe.golden import (
     NOISE_CHECKS_DECODED,
@@ -35,11 +38,13 @@ from harness.observe.golden import (
     STREAMED_TOKENS,
     TOLERANCE_MIN,
     TOLERANCE_MIN_DECODED,
+    Answers,
     GoldenRequest,
     canary_prompts,
     choose_pair,
     golden_key,
     measure_golden,
+    require_agreement,
 )
 
 IDENTITY = EngineIdentity(kind="stub", name="stub", version="1", build="b", hardware="h")
@@ -279,6 +284,12 @@ def measure(stub: StubEngine, forward: Any = None) -> Golden:
     return measure_golden(stub, REQUEST, api_key="k", seed=1, ready_limit_s=5.0, forward=forward)  # type: ignore[arg-type]
 
 
+def answers_of(rows: LogprobRows) -> Answers:
+    """Return answers without noise."""
+    nothing = Decoded(prompt=(), tokens=(), logprobs=(), margins=(), noise_max=0.0, noise_checks=0, tolerance=0.0)
+    return Answers(prompt_logprobs=rows, noise_max=0.0, noise_mean=0.0, noise_checks=1, streamed=nothing, deep=None)
+
+
 def test_noise_is_measured_while_other_requests_are_under_way(stub: StubEngine) -> None:
     seen = measure(stub)
     assert seen.prompt_logprobs == ((-1.0, -2.0), (-1.0, -2.0))
@@ -334,20 +345,76 @@ def test_a_golden_survives_being_saved(stub: StubEngine, tmp_path: Path) -> None
 
 
 def test_engine_that_disagrees_with_our_forward_pass_cannot_say_what_is_right(stub: StubEngine) -> None:
-    asked: list[tuple[Path, TokenRows]] = []
+    asked: list[tuple[Path, TokenRows, bool]] = []
 
-    def forward(source: Path, prompts: TokenRows) -> LogprobRows:
-        asked.append((source, prompts))
+    def forward(source: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
+        asked.append((source, prompts, rounded))
         return ((-1.0, -2.0), (-1.0, -3.0))
 
-    with pytest.raises(GoldenUnusable, match=r"differs by 0\.25 on average from our own forward pass .*limit 0\.15"):
+    with pytest.raises(
+        GoldenUnusable,
+        match=r"differs by 0\.25 on average from our own .*limit 0\.15; rounding to bfloat16 alone makes 0\)",
+    ):
         measure(stub, forward)
-    assert asked == [(REQUEST.source, REQUEST.prompts)]
+    assert asked == [(REQUEST.source, REQUEST.prompts, False), (REQUEST.source, REQUEST.prompts, True)]
     assert stub.is_stopped
 
 
 def test_engine_that_agrees_within_its_arithmetic_is_accepted(stub: StubEngine) -> None:
     assert measure(stub, lambda *_: ((-1.0, -2.0), (-1.0, -2.05))).weights_id == "w1"
+
+
+@pytest.mark.parametrize(("rounding", "limit"), [(0.05, "0.15"), (0.1, "0.2"), (0.13, ""), (9.0, "")])
+def test_rounding_that_moves_a_deep_model_far_is_allowed_for(stub: StubEngine, rounding: float, limit: str) -> None:
+    def forward(source: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
+        moved = rounding if rounded else 0.0
+        return ((-1.0 - moved, -2.0 - moved), (-1.25 - moved, -2.75 + moved))  # the engine is off by 0.25 on average
+
+    if limit:
+        with pytest.raises(
+            GoldenUnusable, match=rf"differs by 0\.25 .* \(limit {limit}; rounding to bfloat16 alone makes"
+        ):
+            measure(stub, forward)
+    else:
+        assert measure(stub, forward).weights_id == "w1"
+
+
+def test_no_rounding_excuses_answers_that_are_far_off(stub: StubEngine) -> None:
+    def forward(source: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
+        moved = 9.0 if rounded else 0.0
+        return ((-1.6 - moved, -2.6), (-1.6, -2.6))
+
+    with pytest.raises(GoldenUnusable, match=r"differs by 0\.6 .*limit 0\.5"):
+        measure(stub, forward)
+
+
+@pytest.mark.parametrize("forward", [None, lambda *_, rounded=False: ((-1.0, -2.0), (-1.0, -2.0))])
+def test_engine_that_is_wrong_under_load_only_cannot_bless_itself(forward: Any) -> None:
+    engine = StubEngine(noise=0.8)
+    try:
+        with pytest.raises(GoldenUnusable, match=r"differs by 0\.\d+ on average from itself once other requests are"):
+            measure(engine, forward)
+    finally:
+        engine.close()
+    assert engine.is_stopped
+
+
+def test_damaged_tensor_of_a_deep_model_is_still_refused(tmp_path: Path) -> None:
+    source = tiny_llama(seed=1, layers=42).build(tmp_path)
+    prompts = canary_prompts(512, seed=1)
+    right = answers_of(forward_logprobs(source, prompts, rounded=True))
+    require_agreement(right, source, prompts, forward_logprobs, "an engine in bfloat16")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(source, damaged)
+    shard = next(damaged.glob("*.safetensors"))
+    tensors = load_shard(shard)
+    name = "model.layers.{}.mlp.down_proj.weight".format
+    tensors[name(20)] = tensors[name(7)]
+    shard.unlink()
+    save_shard(shard, tensors)
+    wrong = answers_of(forward_logprobs(damaged, prompts, rounded=True))
+    with pytest.raises(GoldenUnusable, match="from our own forward pass on the same weights"):
+        require_agreement(wrong, source, prompts, forward_logprobs, "an engine in bfloat16")
 
 
 def test_engine_that_fails_is_stopped_and_named(stub: StubEngine) -> None:

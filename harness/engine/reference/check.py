@@ -26,14 +26,16 @@ def is_supported(checkpoint: Path) -> bool:
     return bool(ARCHITECTURES.intersection(architectures)) and size_bytes <= WEIGHTS_MAX_BYTES
 
 
-def forward_logprobs(checkpoint: Path, prompts: TokenRows) -> LogprobRows:
+def forward_logprobs(checkpoint: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
     """Return the logprob of every prompt token after the first, in float32, from the weights as stored.
+
+    With `rounded` every result is rounded to bfloat16, as an engine does that serves in it.
 
     Raises: CheckpointDefect when the checkpoint does not match its config.
     """
     longest = max(len(prompt) for prompt in prompts)
     loaded = load(checkpoint, dtype="float32", max_model_len=longest, source=CheckpointFiles())
-    model = Llama(loaded.shape, loaded.tensors)
+    model = Llama(loaded.shape, loaded.tensors, rounded=rounded)
     rows = []
     for prompt in prompts:
         logprobs = log_softmax(model.forward(prompt, model.new_cache(len(prompt))))

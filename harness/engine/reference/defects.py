@@ -18,6 +18,7 @@ class PlantedDefect(StrEnum):
     NEVER_READY = "never_ready"  # loads for ever: no connection is accepted
     SLOWER_30_PERCENT = "slower_30_percent"
     WRONG_ANSWER = "wrong_answer"  # logits are disturbed
+    WRONG_UNDER_LOAD = "wrong_under_load"  # the same, but only while other requests are computed
     DIES_ON_FIRST_REQUEST = "dies_on_first_request"
     HANGS_ON_REQUEST = "hangs_on_request"
     TRUNCATES_STREAM = "truncates_stream"  # an orderly end without the end mark

@@ -77,9 +77,10 @@ class KvCache:
 class Llama:
     """A loaded model; `forward` may be called for many caches, one call at a time."""
 
-    def __init__(self, shape: LlamaShape, tensors: Mapping[str, Floats]) -> None:
-        """Take the tensors named by `shape.tensor_shapes()`, as float32."""
+    def __init__(self, shape: LlamaShape, tensors: Mapping[str, Floats], *, rounded: bool = False) -> None:
+        """Take the tensors named by `shape.tensor_shapes()`, as float32; with `rounded` compute as if in bfloat16."""
         self.shape = shape
+        self._kept = rounded_to_bfloat16 if rounded else _as_it_is
         self._embedding = tensors["model.embed_tokens.weight"]
         self._layers = tuple(_layer(tensors, f"model.layers.{layer}.") for layer in range(shape.layers))
         self._norm = tensors["model.norm.weight"]
@@ -100,7 +101,8 @@ class Llama:
         With `last_only` the logits of the last token alone are computed, (1, vocabulary).
         Raises: IndexError for a token id beyond the embedding.
         """
-        hidden = self._embedding[np.asarray(tokens, np.int64)]
+        kept = self._kept  # where an engine writes a result to memory, in the type it serves in
+        hidden = kept(self._embedding[np.asarray(tokens, np.int64)])
         first, last = cache.length_tokens, cache.length_tokens + len(tokens)
         cosines, sines = self._cosines[first:last], self._sines[first:last]
         mask = None
@@ -108,18 +110,17 @@ class Llama:
             positions = np.arange(last)
             mask = positions[None, :] > np.arange(first, last)[:, None]
         for number, layer in enumerate(self._layers):
-            normed = _rms_norm(hidden, layer.input_norm, self.shape.norm_epsilon)
-            projected = normed @ layer.attention_in
-            attended = self._attend(projected, cache, number, first, last, cosines, sines, mask)
-            hidden = hidden + attended @ layer.attention_out
-            normed = _rms_norm(hidden, layer.mlp_norm, self.shape.norm_epsilon)
-            gate, up = np.split(normed @ layer.mlp_in, 2, axis=-1)
-            hidden = hidden + (_silu(gate) * up) @ layer.mlp_out
+            normed = kept(_rms_norm(hidden, layer.input_norm, self.shape.norm_epsilon))
+            projected = kept(normed @ layer.attention_in)
+            attended = kept(self._attend(projected, cache, number, first, last, cosines, sines, mask))
+            hidden = kept(hidden + kept(attended @ layer.attention_out))
+            normed = kept(_rms_norm(hidden, layer.mlp_norm, self.shape.norm_epsilon))
+            gate, up = np.split(kept(normed @ layer.mlp_in), 2, axis=-1)
+            hidden = kept(hidden + kept(kept(_silu(gate) * up) @ layer.mlp_out))
         cache.length_tokens = last
         if last_only:
             hidden = hidden[-1:]
-        logits: Floats = _rms_norm(hidden, self._norm, self.shape.norm_epsilon) @ self._head
-        return logits
+        return kept(kept(_rms_norm(hidden, self._norm, self.shape.norm_epsilon)) @ self._head)
 
     def _attend(
         self,
@@ -134,7 +135,7 @@ class Llama:
     ) -> Floats:
         shape, count = self.shape, last - first
         heads = projected.reshape(count, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        rotated = _rotate(heads[:, : shape.heads + shape.kv_heads], cosines, sines)
+        rotated = self._kept(_rotate(heads[:, : shape.heads + shape.kv_heads], cosines, sines))
         keys, values = cache.keys[layer], cache.values[layer]
         keys[:, first:last] = rotated[:, shape.heads :].swapaxes(0, 1)
         values[:, first:last] = heads[:, shape.heads + shape.kv_heads :].swapaxes(0, 1)
@@ -189,3 +190,14 @@ def _rotate(heads: Floats, cosines: Floats, sines: Floats) -> Floats:
 def _silu(values: Floats) -> Floats:
     # exp overflows to infinity for very negative values, which gives the right answer, 0.
     return (values / (1.0 + np.exp(-values))).astype(np.float32, copy=False)
+
+
+def _as_it_is(values: Floats) -> Floats:
+    return values
+
+
+def rounded_to_bfloat16(values: Floats) -> Floats:
+    """Return the nearest values that bfloat16 can hold, ties to even; infinities stay what they are."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return nearest.view(np.float32)

@@ -17,6 +17,7 @@ from harness.clock import now_ns, pause, seconds_between
 from harness.engine.reference.metrics import Metrics
 from harness.engine.reference.model import Floats, KvCache, Llama, log_softmax
 from harness.engine.reference.prefixes import PrefixCache
+from harness.guards.canary import PROMPTS_PER_PASS
 
 MAX_RUNNING = 64
 PAUSE_LIMIT_S = 60.0
@@ -82,11 +83,13 @@ class Scheduler:
         step_s: float = 0.0,
         is_slower: bool = False,
         disturbance: float = 0.0,
+        is_right_when_idle: bool = False,
         prefixes: PrefixCache | None = None,
     ) -> None:
         """Compute with `model`; each step takes at least `step_s`.
 
-        `is_slower` stretches every step by 30 %, `disturbance` is the size of a fixed error added to all logits.
+        `is_slower` stretches every step by 30 %, `disturbance` is the size of a fixed error added to all logits; with
+        `is_right_when_idle` only while more prompts are computed than one canary has.
         """
         self._model = model
         self._metrics = metrics
@@ -95,6 +98,7 @@ class Scheduler:
         self._is_slower = is_slower
         noise = np.random.default_rng(0).normal(0.0, disturbance, model.shape.vocabulary) if disturbance else 0.0
         self._disturbance = np.asarray(noise, np.float32)
+        self._is_right_when_idle = is_right_when_idle
         self._changed = threading.Condition()
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
@@ -242,18 +246,22 @@ class Scheduler:
             logits = self._model.forward(generation.prompt[known:], generation.cache, last_only=not wants_all)
             if prefixes is not None:
                 prefixes.store(generation.cache, generation.prompt, salt=generation.salt)
-            logits += self._disturbance
+            logits += self._error()
             if generation.top_prompt_logprobs is not None:
                 rows = log_softmax(logits[:-1])
                 for token, row in zip(generation.prompt[1:], rows, strict=True):
                     generation.prompt_positions.append(_position(row, token, generation.top_prompt_logprobs))
         else:
             logits = self._model.forward(generation.generated[-1:], generation.cache)
-            logits += self._disturbance
+            logits += self._error()
         token = int(logits[-1].argmax())
         if generation.top_logprobs is None:
             return token, None
         return token, _position(log_softmax(logits[-1]), token, generation.top_logprobs)
+
+    def _error(self) -> Floats | float:
+        is_idle = len(self._running) <= PROMPTS_PER_PASS
+        return 0.0 if self._is_right_when_idle and is_idle else self._disturbance
 
     def _finish(self, generation: Generation, reason: str) -> None:
         generation.cache = None

@@ -96,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
         end_ids=loaded.end_ids,
         step_s=step_s,
         is_slower=PlantedDefect.SLOWER_30_PERCENT in defects,
-        disturbance=_DISTURBANCE if PlantedDefect.WRONG_ANSWER in defects else 0.0,
+        disturbance=_DISTURBANCE if defects & {PlantedDefect.WRONG_ANSWER, PlantedDefect.WRONG_UNDER_LOAD} else 0.0,
+        is_right_when_idle=PlantedDefect.WRONG_ANSWER not in defects,
         prefixes=PrefixCache() if options.enable_prefix_caching else None,
     )
     live = LiveModel(

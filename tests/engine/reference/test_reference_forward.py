@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference_checkpoints import HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY, weights
 
-from harness.engine.reference.model import Floats, Llama, LlamaShape, log_softmax
+from harness.engine.reference.model import Floats, Llama, LlamaShape, log_softmax, rounded_to_bfloat16
 
 TOKENS = [5, 300, 17, 17, 511, 0, 42, 8]
 
@@ -107,3 +107,30 @@ def test_log_softmax_sums_to_one() -> None:
     rows = log_softmax(np.array([[1.0, 2.0, 3.0], [1000.0, 0.0, -1000.0]], np.float32))
     np.testing.assert_allclose(np.exp(rows).sum(axis=-1), 1.0, rtol=1e-6)
     assert rows[1, 0] == 0.0
+
+
+def test_rounded_pass_holds_only_what_bfloat16_can_hold_and_stays_near_the_other() -> None:
+    tensors = weights(seed=1)
+    plain, rounded = (Llama(shape(), tensors, rounded=r) for r in (False, True))
+    logits = [model.forward(TOKENS, model.new_cache(len(TOKENS))) for model in (plain, rounded)]
+    assert not (logits[1].view(np.uint32) & np.uint32(0xFFFF)).any()
+    assert (logits[0].view(np.uint32) & np.uint32(0xFFFF)).any()
+    difference = np.abs(log_softmax(logits[0]) - log_softmax(logits[1])).mean()
+    assert 1e-4 < difference < 0.1
+
+
+@pytest.mark.parametrize(
+    ("value", "nearest"),
+    [
+        (1.0, 1.0),
+        (1.0 + 2**-8, 1.0),  # half way: to the even one
+        (1.0 + 3 * 2**-8, 1.0 + 2**-6),
+        (1.0 + 2**-8 + 2**-20, 1.0 + 2**-7),
+        (-1.0 - 2**-9, -1.0),
+        (0.0, 0.0),
+        (np.inf, np.inf),
+        (-np.inf, -np.inf),
+    ],
+)
+def test_rounding_is_to_the_nearest_value_of_bfloat16(value: float, nearest: float) -> None:
+    assert rounded_to_bfloat16(np.array([value], np.float32))[0] == nearest
