@@ -55,7 +55,8 @@ def main() -> None:
         seeds.mkdir()
         feed = feed_header if options.what == "headers" else feed_json
         one = feed(path, seeds, frozenset(options.ids.split(",")), options.checkpoint)
-        atheris.Setup([sys.argv[0], f"-max_len={INPUT_BYTES}", "-len_control=0", *for_libfuzzer, str(seeds)], one)
+        own = [f"-max_len={INPUT_BYTES}", "-len_control=0", "-keep_seed=1"]
+        atheris.Setup([sys.argv[0], *own, *for_libfuzzer, str(seeds)], one)
         limit = mapped_bytes() + MORE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         atheris.Fuzz()
