@@ -39,6 +39,7 @@ def exposure(history: History) -> Exposure:
 
     An incarnation is suspected from when its last right canary was sent (or its start) until its next right one (or its
     end), if any canary in between was wrong or got no usable answer; canaries that ask other prompts are followed apart.
+    A reload begins anew: until a canary is right after it, nothing vouches for the weights.
     It is convicted between two wrong canaries that follow each other, unless the prompts of one of them were answered
     rightly in between. One that answered users and never a canary rightly is suspected throughout.
     """
@@ -57,6 +58,8 @@ def exposure(history: History) -> Exposure:
         for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone)):
             within = [r for r in answered if r.ended_ns > begin_ns and sent_ns(r) < end_ns]
             suspected |= {r.id: r for r in within}
+        for begin_ns, end_ns in _unvouched_spans(marks, expected):
+            suspected |= {r.id: r for r in answered if r.ended_ns > begin_ns and sent_ns(r) < end_ns}
         for begin_ns, end_ns in _convicting_spans(marks):
             convicted |= {r.id: r for r in answered if sent_ns(r) >= begin_ns and r.ended_ns <= end_ns}
         lower += len(convicted)
@@ -105,6 +108,18 @@ def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
             end_ns = runs[number + 1][1][0].ended_ns if number + 1 < len(runs) else 2**63
             spans.append((begin_ns, end_ns))
     return spans
+
+
+def _unvouched_spans(marks: Sequence[_Mark], expected: Expected) -> list[tuple[int, int]]:
+    """Return (begin, end) from every reload to the next after which no canary was right, whether it succeeded or not."""
+    begins = [each.ended_ns for each in expected.reloads]
+    ends = [*(each.started_ns for each in expected.reloads[1:]), FOREVER_NS]
+    spans = zip(begins, ends, strict=True) if begins else ()
+    return [
+        (begin_ns, end_ns)
+        for begin_ns, end_ns in spans
+        if not any(mark.is_right and begin_ns <= mark.sent_ns < end_ns for mark in marks)
+    ]
 
 
 def _convicting_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.judge.exposure import exposure
-from harness.observe.history import Request
-from tests.judge.histories import S, before, canary, ended, history, load, remedy, rollout
+from harness.observe.history import Event, EventKind, History, Request
+from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 
 WRONG = [canary(6.3 + at * 0.5, "new-1", "neither", took_s=0.05) for at in range(4)]
 
@@ -30,3 +30,29 @@ def test_an_answer_that_broke_off_was_seen_as_far_as_it_went(result: str) -> Non
 def test_an_answer_of_which_no_token_came_was_not_seen() -> None:
     users = [streamed(6.45 + at * 0.5, "http_5xx", tokens=0) for at in range(3)]
     assert exposure(history(*before(), *rollout(), *users, *WRONG, *remedy(), *ended())).upper == 0
+
+
+def reloaded(*more: Request | Event, succeeded: bool = True) -> History:
+    """Return an engine that read other weights at 5 s and answered users since."""
+    return history(
+        *before(),
+        event(5, EventKind.PUBLISH_STARTED, version="new", how="atomic"),
+        event(5.1, EventKind.ROLLOUT_STARTED, how="reload"),
+        event(5.2, EventKind.RELOAD_STARTED, incarnation="old-1", expects="new", pause="wait"),
+        event(
+            5.5, EventKind.RELOAD_ENDED, incarnation="old-1", succeeded=succeeded, was_answered=True, because="refused"
+        ),
+        *(load(5.6 + at * 0.25, "old-1", took_s=0.05) for at in range(8)),
+        *more,
+        *ended(),
+    )
+
+
+@pytest.mark.parametrize("succeeded", [True, False], ids=["reloaded", "refused to"])
+def test_what_vouched_for_the_weights_before_a_reload_does_not_vouch_for_those_after_it(succeeded: bool) -> None:
+    """Canaries that got no answer since say nothing of weights, and no other canary does."""
+    silent = [canary(5.7 + at * 0.5, "old-1", None, result="first_token_timeout") for at in range(4)]
+    assert exposure(reloaded(*silent, succeeded=succeeded)).upper == 8
+    assert exposure(reloaded(succeeded=succeeded)).upper == 8
+    right = canary(7.9, "old-1", "new" if succeeded else "old")
+    assert exposure(reloaded(*silent, right, succeeded=succeeded)).upper == 0
