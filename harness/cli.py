@@ -20,6 +20,7 @@ from pathlib import Path
 from harness.compare_command import add_commands, judge_comparisons
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 from harness.guards.command import CommandParser
+from harness.matrix_command import add_matrix
 from harness.qualify_command import add_qualify
 from harness.settings import EXPLAINED
 
@@ -203,14 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(measure)
     measure.set_defaults(command=_measure)
 
-    matrix = commands.add_parser("matrix", help="show which engine release notices which fault, from recorded starts")
-    matrix.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
-    matrix.add_argument("--of", dest="of_engine", default="vllm-cpu", help="the engine's name (default: vllm-cpu)")
-    matrix.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR")
-    matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
-    matrix.add_argument("--findings", type=Path, default=Path("docs/findings.md"), metavar="FILE")
-    matrix.set_defaults(command=_matrix)
-
+    add_matrix(commands)
     add_commands(commands)
     add_qualify(commands)
     for name, summary in SUMMARIES.items():
@@ -336,17 +330,8 @@ def _measure(options: argparse.Namespace) -> int:
     )
     for sentence in measured.sentences():
         print(f"harness: {sentence}", file=sys.stderr)
-    print(f"harness: {measured.made} starts recorded, {len(measured.failed)} failed, {len(measured.skipped)} skipped")
+    print(f"harness: {measured.summary()}")
     return EXIT_UNKNOWN if measured.failed or measured.is_nothing else EXIT_HELD
-
-
-def _matrix(options: argparse.Namespace) -> int:
-    from harness.recording import write_matrix
-
-    count = write_matrix(options.paths, options.expectations, options.of_engine, options.out, options.findings)
-    shown = f'"{options.out}" and "{options.findings}"'
-    print(f"harness: {count} {'release' if count == 1 else 'releases'} of {options.of_engine} shown in {shown}")
-    return EXIT_HELD
 
 
 def _version() -> str:

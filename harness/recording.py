@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.clock import now_ns, seconds_between
@@ -16,13 +16,14 @@ from harness.judge.expectations import (
     Start,
     change,
     load_expectations,
-    record_start,
     record_starts,
 )
 from harness.judge.findings import as_findings
 from harness.judge.matrix import as_markdown, left_out, load_releases
 from harness.judge.reproduce import Declared
+from harness.judge.starts import NOTHING_SPENT, Cost, start_of
 from harness.judge.verdict import Verdict
+from harness.observe.history import load_history
 from harness.report.store import RunRecord, ScenarioRecord, load_run
 from harness.run import Run
 from harness.scenario import Scenario
@@ -66,7 +67,7 @@ def accept_runs(
     for start in starts:
         tell(f"{label}: {change(start, known)}")
         before = known.get(start.scenario, NOTHING_RECORDED)
-        after = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
+        after = before.with_start(start, reason=reason)
         known[start.scenario] = after
         new += len(after.runs) - len(before.runs)
     if new and not dry_run:
@@ -87,10 +88,9 @@ def acceptable_starts(run: RunRecord, *, select: str = "") -> list[Start]:
         why = why_not_acceptable(record)
         if why:
             raise UsageError(f'"{place}" of "{run.name}" cannot be accepted: {why}: nothing was recorded')
-        seen = detection(record.history)
         # The place tells starts of one scenario in one run apart; a lone unguarded run has always gone by the run's name.
         name = run.name if place == f"{record.name}-unguarded" else f"{run.name}/{place}"
-        starts.append(Start(scenario=record.name, layer=seen.layer, run=name, seen=seen.because))
+        starts.append(start_of(record.name, name, record.history))
     return starts
 
 
@@ -118,11 +118,17 @@ class Measured:
     failed: tuple[tuple[str, str], ...]  # scenario, and why nothing is recorded of one start of it
     skipped: tuple[tuple[str, str], ...] = ()  # scenario, and what is missing here for a start of it
     there: int = 0  # starts of these scenarios that were recorded before
+    cost: Cost = NOTHING_SPENT
 
     @property
     def is_nothing(self) -> bool:
         """Say whether nothing is known of these scenarios, before and after."""
         return not self.made and not self.there
+
+    def summary(self) -> str:
+        """Say how many starts were made, and what they took."""
+        told = f"{self.made} starts recorded, {len(self.failed)} failed, {len(self.skipped)} skipped"
+        return f"{told}; {self.cost.sentence()}" if self.made else told
 
     def sentences(self) -> tuple[str, ...]:
         """Return a sentence per start of which nothing is recorded."""
@@ -158,9 +164,10 @@ def measure_starts(
             for scenario in scenarios
             for number in range(1, starts + 1 - len(known.get(scenario.name, NOTHING_RECORDED).layers))
         ]
-        begun_ns = now_ns()
+        begun_ns, costs = now_ns(), []
         for position, (scenario, number) in enumerate(due):
             tell(f"start {position + 1} of {len(due)}: {scenario.name}{time_left(begun_ns, position, len(due))}")
+            start_ns = now_ns()
             try:
                 seen, place = run.start_only(scenario, number)
             except EnvironmentMissing as missing:  # no start was made, and none can be made here
@@ -171,11 +178,15 @@ def measure_starts(
                 failed.append((scenario.name, str(error)))
                 continue
             name = f"{run.directory.name}/{place.name}"
-            record_start(into, label, scenario.name, layer=seen.layer, run=name, seen=seen.because)
-            tell(f"{scenario.name}: {seen.layer}: {seen.because}")
+            history = load_history(place / "history.jsonl")
+            costs.append(Cost.of(history, took_s=seconds_between(start_ns, now_ns())))
+            start = start_of(scenario.name, name, history, seen=seen)
+            record_starts(into, label, [start])
+            tell(f"{scenario.name}: {seen.layer}{start.figures()}: {seen.because}")
             made += 1
+        cost = replace(Cost.sum_of(costs), golden_starts=run.golden_starts)
     there = sum(len(known.get(scenario.name, NOTHING_RECORDED).layers) for scenario in scenarios)
-    return Measured(label=label, made=made, failed=tuple(failed), skipped=tuple(skipped), there=there)
+    return Measured(label=label, made=made, failed=tuple(failed), skipped=tuple(skipped), there=there, cost=cost)
 
 
 def time_left(begun_ns: int, done: int, count: int) -> str:

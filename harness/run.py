@@ -109,6 +109,11 @@ class Run:
             sweep.end(self.label)
             raise LeftOver(left.as_json())
 
+    @property
+    def golden_starts(self) -> int:
+        """Count the engines that were started to learn what undamaged checkpoints answer."""
+        return self._goldens.engine_starts
+
     def scenario(self, scenario: Scenario, mode: Mode) -> ScenarioRecord:
         """Run one scenario in one mode and return it judged; what fails on the way is in its history.
 

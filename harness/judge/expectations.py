@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import tomllib
@@ -24,22 +25,38 @@ class Expectation:
     runs: tuple[str, ...]
     seen: str = ""  # what the engine said in the last recorded start
     reasons: tuple[str, ...] = ()  # one per start: why it was accepted, empty for one that was measured
+    noticed_after_s: tuple[float | None, ...] = ()  # one per start; None: nobody noticed, or it was not measured
+    wrong_ratios: tuple[float | None, ...] = ()  # one per start: how many of the answers were of wrong weights
 
     @property
     def latest(self) -> Layer:
         """Return the latest layer among the recorded starts: what a user of that release must reckon with."""
         return max(self.layers, key=lambda layer: layer.rank)
 
-    def with_start(self, *, layer: Layer, run: str, seen: str, reason: str = "") -> Expectation:
+    def starts(self, scenario: str) -> tuple[Start, ...]:
+        """Return every recorded start; what the engine said is known of the last one."""
+        blank = (None,) * len(self.runs)
+        each = zip(self.layers, self.runs, self.noticed_after_s or blank, self.wrong_ratios or blank, strict=False)
+        return tuple(
+            Start(scenario=scenario, layer=layer, run=run, seen=self.seen, noticed_after_s=after_s, wrong_ratio=wrong)
+            for layer, run, after_s, wrong in each
+        )
+
+    def with_start(self, start: Start, *, reason: str = "") -> Expectation:
         """Return the same with one start more; the same run counts once."""
-        if _shown(run) in self.runs:
+        if _shown(start.run) in self.runs:
             return self
         return Expectation(
-            layers=(*self.layers, layer),
-            runs=(*self.runs, _shown(run)),
-            seen=_shown(seen),
+            layers=(*self.layers, start.layer),
+            runs=(*self.runs, _shown(start.run)),
+            seen=_shown(start.seen),
             reasons=(*self.reasons, *[""] * (len(self.runs) - len(self.reasons)), _shown(reason)),
+            noticed_after_s=self._with_figure(self.noticed_after_s, start.noticed_after_s),
+            wrong_ratios=self._with_figure(self.wrong_ratios, start.wrong_ratio),
         )
+
+    def _with_figure(self, figures: tuple[float | None, ...], figure: float | None) -> tuple[float | None, ...]:
+        return (*figures, *[None] * (len(self.runs) - len(figures)), figure)
 
 
 NOTHING_RECORDED = Expectation(layers=(), runs=())
@@ -53,6 +70,13 @@ class Start:
     layer: Layer
     run: str  # the run it is from, and the place in it
     seen: str  # what the engine said
+    noticed_after_s: float | None = None  # since the fault began to act
+    wrong_ratio: float | None = None  # of the answers given since then; None when there was none
+
+    def figures(self) -> str:
+        """Say how soon it was noticed and how much was answered wrongly, to follow a layer; empty where neither is known."""
+        after = "" if self.noticed_after_s is None else f" after {self.noticed_after_s:.1f} s"
+        return after + ("" if not self.wrong_ratio else f", {self.wrong_ratio:.0%} of the answers wrong")
 
 
 def change(start: Start, known: Mapping[str, Expectation]) -> str:
@@ -117,7 +141,14 @@ def _expectation(table: object) -> Expectation:
         raise ValueError("a run counts once, but one is named twice in runs")
     if reasons and len(reasons) != len(runs):
         raise ValueError(f"every start has one reason or none has any, got {len(reasons)} for {len(runs)} starts")
-    return Expectation(layers=tuple(Layer(layer) for layer in layers), runs=runs, seen=seen, reasons=reasons)
+    return Expectation(
+        layers=tuple(Layer(layer) for layer in layers),
+        runs=runs,
+        seen=seen,
+        reasons=reasons,
+        noticed_after_s=_figures(table, "noticed_after_s", count=len(runs)),
+        wrong_ratios=_figures(table, "wrong_ratios", count=len(runs)),
+    )
 
 
 def _texts(table: Mapping[str, object], name: str, *, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -125,6 +156,17 @@ def _texts(table: Mapping[str, object], name: str, *, default: tuple[str, ...] |
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"{name} must be a list of strings")
     return tuple(given)
+
+
+def _figures(table: Mapping[str, object], name: str, *, count: int) -> tuple[float | None, ...]:
+    given = table.get(name, [])
+    if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
+        raise ValueError(f"{name} must be a list of numbers")
+    if given and len(given) != count:
+        raise ValueError(f"{name} has one number per start or none at all, got {len(given)} for {count} starts")
+    if wrong := [each for each in given if math.isinf(each) or each < 0]:
+        raise ValueError(f"{name} must be numbers from 0 on, got {wrong[0]}")
+    return tuple(None if math.isnan(each) else float(each) for each in given)
 
 
 def record_start(
@@ -152,7 +194,7 @@ def record_starts(directory: Path, engine_label: str, starts: Sequence[Start], *
         known = dict(load_expectations(directory, engine_label))
         for start in starts:
             before = known.get(start.scenario, NOTHING_RECORDED)
-            known[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen, reason=reason)
+            known[start.scenario] = before.with_start(start, reason=reason)
         _write(expectations_path(directory, engine_label), engine_label, known)
 
 
@@ -201,7 +243,10 @@ def _as_toml(engine_label: str, known: Mapping[str, Expectation]) -> str:
         entry = known[scenario]
         parts.append(
             f"[{_key(scenario)}]\nlayers = {_strings(entry.layers)}\nruns = {_strings(entry.runs)}\n"
-            f"seen = {_string(entry.seen)}\n" + (f"reasons = {_strings(entry.reasons)}\n" if any(entry.reasons) else "")
+            f"seen = {_string(entry.seen)}\n"
+            + (f"reasons = {_strings(entry.reasons)}\n" if any(entry.reasons) else "")
+            + _numbers("noticed_after_s", entry.noticed_after_s)
+            + _numbers("wrong_ratios", entry.wrong_ratios)
         )
     return "\n".join(parts)
 
@@ -218,3 +263,10 @@ def _string(text: str) -> str:
 
 def _strings(values: Sequence[str]) -> str:
     return f"[{', '.join(_string(str(value)) for value in values)}]"
+
+
+def _numbers(name: str, figures: Sequence[float | None]) -> str:
+    """Return a line with one number per start, `nan` where there is none; no line when there is none at all."""
+    if all(figure is None for figure in figures):
+        return ""
+    return f"{name} = [{', '.join('nan' if figure is None else repr(float(figure)) for figure in figures)}]\n"

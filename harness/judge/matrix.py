@@ -138,12 +138,28 @@ def _evidence(releases: Sequence[Release]) -> str:
             known = release.known.get(scenario)
             if known is not None:
                 layers = ", ".join(f"{known.layers.count(layer)} x {layer}" for layer in dict.fromkeys(known.layers))
+                layers += _figures(known)
                 runs = ", ".join(f"`{run.partition('/')[0]}`" for run in dict.fromkeys(known.runs))
                 lines.append(
                     f'- <a id="{anchor(scenario, release)}"></a>{release.label}: {layers}; {quoted(known.seen)}; runs {runs}'
                 )
         lines.append("")
     return "\n".join(lines)
+
+
+def _figures(known: Expectation) -> str:
+    """Say how soon starts noticed, and how much they answered wrongly until then; empty where neither was measured."""
+    after_s = [each for each in known.noticed_after_s if each is not None]
+    wrong = [each for each in known.wrong_ratios if each]
+    said = ""
+    if after_s:
+        spread = f"{min(after_s):.1f}" + (
+            f" to {max(after_s):.1f}" if f"{min(after_s):.1f}" != f"{max(after_s):.1f}" else ""
+        )
+        said += f", noticed after {spread} s"
+    if wrong:
+        said += f", up to {max(wrong):.0%} of the answers wrong"
+    return said
 
 
 def quoted(text: str) -> str:

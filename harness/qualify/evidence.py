@@ -98,8 +98,8 @@ def merged(first: Mapping[str, Expectation], second: Mapping[str, Expectation]) 
     """Return the starts of both; the same run counts once."""
     both = dict(first)
     for name, more in second.items():
-        for layer, run in zip(more.layers, more.runs, strict=False):
-            both[name] = both.get(name, NOTHING_RECORDED).with_start(layer=layer, run=run, seen=more.seen)
+        for start in more.starts(name):
+            both[name] = both.get(name, NOTHING_RECORDED).with_start(start)
     return both
 
 

@@ -98,5 +98,5 @@ def _with_starts_of(gathering: Gathering, run: RunRecord, known: Mapping[str, Ex
     added = dict(known)
     for start in acceptable_starts(replace(run, scenarios=tuple(usable))):
         before = added.get(start.scenario, NOTHING_RECORDED)
-        added[start.scenario] = before.with_start(layer=start.layer, run=start.run, seen=start.seen)
+        added[start.scenario] = before.with_start(start)
     return added

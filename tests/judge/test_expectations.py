@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,39 @@ def test_a_file_from_before_reasons_is_read_and_goes_on(tmp_path: Path) -> None:
     assert known.layers == (Layer.STARTUP, Layer.CANARY, Layer.CANARY)
     assert known.reasons == ("", "", "vllm#1 made it a warning")
     assert known.latest is Layer.CANARY
+
+
+def test_figures_stand_beside_their_starts_also_where_earlier_ones_have_none(tmp_path: Path) -> None:
+    record_start(tmp_path, LABEL, "widened", layer=Layer.CANARY, run="a", seen="x")
+    assert "noticed_after_s" not in expectations_path(tmp_path, LABEL).read_text()
+    record_starts(tmp_path, LABEL, [replace(start(Layer.CANARY, run="b"), noticed_after_s=4.25, wrong_ratio=1.0)])
+    record_starts(tmp_path, LABEL, [replace(start(Layer.STARTUP, run="c"), noticed_after_s=3.5)])
+    known = load_expectations(tmp_path, LABEL)["widened"]
+    assert known.noticed_after_s == (None, 4.25, 3.5)
+    assert known.wrong_ratios == (None, 1.0, None)
+    assert [(each.run, each.noticed_after_s) for each in known.starts("widened")] == [
+        ("a", None),
+        ("b", 4.25),
+        ("c", 3.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ("[1.0, 2.0]", "one number per start or none at all, got 2 for 1 starts"),
+        ('["soon"]', "must be a list of numbers"),
+        ("[true]", "must be a list of numbers"),
+        ("1.0", "must be a list of numbers"),
+        ("[-1.0]", "must be numbers from 0 on, got -1.0"),
+        ("[inf]", "must be numbers from 0 on, got inf"),
+    ],
+)
+def test_figures_that_no_start_can_have_are_refused(tmp_path: Path, figures: str, said: str) -> None:
+    table = f'[widened]\nlayers = ["startup"]\nruns = ["a"]\nnoticed_after_s = {figures}\n'
+    expectations_path(tmp_path, LABEL).write_text(table)
+    with pytest.raises(HarnessError, match=said):
+        load_expectations(tmp_path, LABEL)
 
 
 def test_the_same_run_counts_once(tmp_path: Path) -> None:
@@ -159,6 +193,7 @@ def test_what_would_not_be_read_again_does_not_replace_the_file(
 
 WRITER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from harness.judge.expectations import record_start
 from harness.judge.moments import Layer

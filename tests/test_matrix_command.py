@@ -1,0 +1,67 @@
+"""`harness matrix --engine`: the starts that are missing are made, what they took is told, and the pages are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.judge.expectations import load_expectations
+from tests.suites import write_frozen_suite
+
+PAGES = ["--out", "releases.md", "--findings", "findings.md", "--expectations", "into"]
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_frozen_suite(tmp_path)
+
+
+def test_missing_starts_are_made_once_and_shown(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["matrix", str(suite), "--engine", "reference", "--starts", "1", *PAGES]
+
+    assert cli.main(asked) == 0
+    told = capsys.readouterr().out
+    assert "reference: 1 starts recorded, 0 failed, 0 skipped; 1 fault, 1 engine starts" in told
+    assert "times a bare cold start" in told
+    assert "[🟢 `/health`]" in Path("releases.md").read_text(encoding="utf-8")
+    [label] = [path.stem for path in Path("into").glob("reference-*.toml")]
+    [after_s] = load_expectations(Path("into"), label)["frozen"].noticed_after_s
+    assert after_s is not None
+    assert after_s > 0
+
+    assert cli.main(asked) == 0
+    assert "reference: 0 starts recorded, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_an_engine_that_cannot_be_had_does_not_keep_the_others_back(
+    suite: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_vllm = Path("python-without-vllm")
+    no_vllm.write_text("#!/bin/sh\nexit 1\n")
+    no_vllm.chmod(0o755)
+    asked = ["matrix", str(suite), "--engine", str(no_vllm), "--engine", "reference", "--starts", "1", *PAGES]
+
+    assert cli.main(asked) == 2
+    told = capsys.readouterr()
+    assert f"harness: {no_vllm}: " in told.err
+    assert "reference: 1 starts recorded" in told.out
+    assert Path("releases.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--engine", "0.32.0"], "names no side"),
+        (["--engine", "reference", "--starts", "0"], "starts must be at least 1, got 0"),
+        (["--engine", "reference", "-k", "no_such_name"], 'no scenario whose name holds "no_such_name"'),
+    ],
+)
+def test_a_wrong_call_starts_nothing(
+    suite: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    assert cli.main(["matrix", str(suite), *given, *PAGES]) == 3
+    assert said in capsys.readouterr().err
+    assert not Path("into").exists()
