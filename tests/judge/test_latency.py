@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.judge import claims
 from harness.judge.claim import Context
+from harness.judge.latency import band_finding
 from harness.judge.verdict import Finding, Verdict
 from harness.observe.history import Request
-from tests.judge.histories import before, canary, ended, history, load, remedy, rollout
+from tests.judge.histories import S, before, canary, ended, history, load, remedy, rollout
 
 CONTEXT = Context(scenario="s", engine_label="reference-1")
 BAND = claims.latency_back_in_band(factor=1.5, windows=5)
@@ -48,3 +51,31 @@ def test_a_time_after_under_another_load_cannot_be_compared() -> None:
     seen = judged(*more)
     assert seen.verdict is Verdict.UNKNOWN, seen.because
     assert "another load" in seen.because
+
+
+def late(request: Request, by_s: float) -> Request:
+    """Return a request that the generator took up late: its latency has that delay in it, from the planned start on."""
+    taken_up_ns = request.planned_ns + round(by_s * S)
+    return replace(request, dispatched_ns=taken_up_ns, sent_ns=taken_up_ns)
+
+
+@pytest.mark.parametrize(
+    ("before_s", "after_s", "expected"),
+    [(0.0, 0.0, Verdict.HELD), (0.0, 0.3, Verdict.UNKNOWN), (0.3, 0.3, Verdict.HELD)],
+    ids=["never late", "late after", "as late before"],
+)
+def test_a_generator_that_was_late_is_not_taken_for_a_slow_engine(
+    before_s: float, after_s: float, expected: Verdict
+) -> None:
+    old = [late(load(0.1 + at * 0.25, "old-1", took_s=0.1 + before_s), before_s) for at in range(18)]
+    new = [late(load(10.1 + at * 0.25, "new-2", took_s=0.1 + after_s), after_s) for at in range(36)]
+    verdict, because, _ = band_finding(old, new, factor=1.5, windows=5)
+    assert verdict is expected, because
+
+
+def test_a_generator_that_was_late_before_does_not_hide_a_slow_engine() -> None:
+    old = [late(load(0.1 + at * 0.25, "old-1", took_s=0.4), 0.3) for at in range(18)]
+    new = [load(10.1 + at * 0.25, "new-2", took_s=0.4) for at in range(36)]
+    verdict, because, _ = band_finding(old, new, factor=1.5, windows=5)
+    assert verdict is Verdict.UNKNOWN, because
+    assert "generator" in because
