@@ -236,7 +236,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _judge(options: argparse.Namespace) -> int:
-    from harness.judge.verdict import Verdict
+    from harness.judge.verdict import Verdict, exit_code_of
     from harness.report.printable import printable
     from harness.report.reports import write_reports
 
@@ -254,13 +254,6 @@ def _judge(options: argparse.Namespace) -> int:
         print("unknown: the run did not come to its end, so that what is missing in it was not judged")
     print(f"report: {options.run / 'report.html'}")
     return exit_code_of([*(record.verdict for record in run.scenarios), *([] if run.is_complete else ["unknown"])])
-
-
-def exit_code_of(verdicts: Sequence[str]) -> int:
-    """Return the exit code of these verdicts: broken before unknown before held; none at all is unknown."""
-    if "broken" in verdicts:
-        return EXIT_BROKEN
-    return EXIT_UNKNOWN if "unknown" in verdicts or not verdicts else EXIT_HELD
 
 
 def _sweep(options: argparse.Namespace) -> int:

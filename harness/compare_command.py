@@ -184,10 +184,9 @@ def judge_comparisons(runs: Sequence[Path]) -> int:
 
 def _spikes(runs: Sequence[Path]) -> int:
     """Say for each scenario of stored runs whether the spike of its rollouts is beyond the budget."""
-    from harness.cli import exit_code_of
     from harness.judge.comparison import VERDICTS
     from harness.judge.spike import judge_spikes, rollout_spike
-    from harness.judge.verdict import Verdict
+    from harness.judge.verdict import Verdict, exit_code_of
     from harness.report.printable import printable
     from harness.report.store import load_run
 

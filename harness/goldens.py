@@ -51,11 +51,6 @@ class Goldens:
         """Count the engines that were started to measure what was not there yet."""
         return len(self._measured)
 
-    @property
-    def engine_starts(self) -> int:
-        """Count the engines that were started to measure what was not there yet."""
-        return len(self._measured)
-
     def pair(self, old: Path, new: Path, launch: Launch, *, deep_tokens: int = 0) -> GoldenPair:
         """Return the known-good answers of both checkpoints for prompts that tell them apart.
 

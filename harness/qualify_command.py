@@ -79,9 +79,9 @@ def add_qualify(commands: Any) -> None:
 
 
 def _qualify(options: argparse.Namespace) -> int:
-    from harness.cli import exit_code_of
     from harness.clock import wall_time
     from harness.judge.profiles import profile_named
+    from harness.judge.verdict import exit_code_of
     from harness.machine import command, commit
     from harness.qualify import Request, qualify
     from harness.qualify.side import parse_side

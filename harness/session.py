@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.cli import exit_code_of
 from harness.engine.choose import starter_for
 from harness.engine.engine import EngineIdentity
 from harness.errors import EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, UsageError, required_resources
+from harness.judge.verdict import exit_code_of
 from harness.plugin import Problem, problems_key, run_key
 from harness.requirements import require
 from harness.run import Run

@@ -55,6 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "recording",
         "listing",
         "agreement_command",
+        "matrix_command",
         "qualify",
         "qualify_command",
         "__main__",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_S, seconds_between
 from harness.guards.canary import Answer
 from harness.judge.health import bad_health, told_of_health
 from harness.judge.moments import Layer, fault_at_ns, remedy_at_ns, struck_at_ns
@@ -29,6 +29,7 @@ from harness.judge.reloads import (
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
 
 AFTERMATH_CHARACTERS_MAX = 160
+HUNG_TIMES = 3.0  # how many times longer than an undamaged engine a start hangs, if its log says what went wrong
 WITNESSES_S = 3.0  # how much later than the first sign of an incident a cheaper one still counts
 RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
 
@@ -58,7 +59,9 @@ def detection(history: History) -> Detection:
     expected = expected_answers(history)
     suspected = suspects(history, start, end)
     reloaded = {each.incarnation: each for each in reloads(history) if start <= each.started_ns < end}
-    signs = [sign for event in history.events if start <= event.at_ns < end for sign in _event_sign(event, expected)]
+    signs = [
+        sign for event in history.events if start <= event.at_ns < end for sign in _event_sign(event, history, expected)
+    ]
     rolled = history.first(EventKind.ROLLOUT_STARTED)
     rolled_ns = end if rolled is None else min(rolled.at_ns, end)  # from then on, being stopped is what happens to it
     for incarnation, expects in expected.items():
@@ -125,7 +128,7 @@ def _aftermath(first: Detection, signs: Sequence[Detection], history: History) -
     return f"; then: {min(later, key=lambda sign: sign.at_ns or 0).because[:AFTERMATH_CHARACTERS_MAX]}"
 
 
-def _event_sign(event: Event, expected: dict[str, Expected]) -> list[Detection]:
+def _event_sign(event: Event, history: History, expected: dict[str, Expected]) -> list[Detection]:
     data = event.data
     if event.kind is EventKind.GUARD_REFUSED and data.get("guard") == "preflight":
         ids = ", ".join(sorted({str(finding["id"]) for finding in data.get("findings", ())}))
@@ -133,7 +136,7 @@ def _event_sign(event: Event, expected: dict[str, Expected]) -> list[Detection]:
     if event.kind is EventKind.ENGINE_NOT_READY and _starts_on_new(expected.get(data["incarnation"])):
         lines = data.get("log_lines") or ["no error line in its log"]
         because = f'the engine refused to start ({data["reason"]}): "{lines[0]}"'
-        return [replace(_sign(Layer.STARTUP, event, because), doubt=_doubt_about_start(data))]
+        return [replace(_sign(Layer.STARTUP, event, because), doubt=_doubt_about_start(event, history))]
     if event.kind is EventKind.RELOAD_ENDED and not data["succeeded"]:
         sign = _sign(Layer.STARTUP, event, f"the engine refused the reload: {data['because']}")
         return [
@@ -164,16 +167,39 @@ def _starts_on_new(expected: Expected | None) -> bool:
     return expected is not None and expected.started is Answer.NEW
 
 
-def _doubt_about_start(data: Mapping[str, Any]) -> str:
-    """Say why a start that failed may not have failed for the fault; empty when the engine itself refused or crashed."""
-    code = data.get("exit_code")
+def _doubt_about_start(event: Event, history: History) -> str:
+    """Say why a start that failed may not have failed for the fault; empty when the engine itself refused or crashed.
+
+    One that hangs is no slow machine if its log names an error and an undamaged engine was ready here much sooner.
+    """
+    data, code = event.data, event.data.get("exit_code")
     if code is None:
+        healthy_s = [e.data["took_s"] for e in history.of(EventKind.ENGINE_READY) if _was_started(e, history)]
+        hung_s = _starting_for_s(event, history)
+        if data.get("log_lines") and healthy_s and hung_s >= HUNG_TIMES * max(healthy_s):
+            return ""
         return "the engine was still starting when the limit passed: a slow machine looks the same"
     if code == -signal.SIGKILL:
         return "the engine was killed from outside (SIGKILL), perhaps for want of memory"
     if not data.get("log_lines"):
         return f"the engine ended with exit code {code} and no error line in its log"
     return ""
+
+
+def _start_of(event: Event, history: History) -> Event | None:
+    """Return the event of the start that an event of an engine belongs to."""
+    started = history.of(EventKind.ENGINE_STARTING)
+    return next((each for each in started if each.data["incarnation"] == event.data["incarnation"]), None)
+
+
+def _was_started(ready: Event, history: History) -> bool:
+    start = _start_of(ready, history)
+    return start is not None and "handed_on" not in start.data.get("launch", {})
+
+
+def _starting_for_s(event: Event, history: History) -> float:
+    start = _start_of(event, history)
+    return 0.0 if start is None else seconds_between(start.at_ns, event.at_ns)
 
 
 def _sign(layer: Layer, event: Event, because: str) -> Detection:

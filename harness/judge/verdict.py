@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN
 
 
 class Verdict(StrEnum):
@@ -41,3 +43,10 @@ def combine(findings: Iterable[Finding]) -> Verdict:
     if Verdict.UNKNOWN in judged or not judged:
         return Verdict.UNKNOWN
     return Verdict.HELD
+
+
+def exit_code_of(verdicts: Sequence[str]) -> int:
+    """Return the exit code of these verdicts: broken before unknown before held; none at all is unknown."""
+    if Verdict.BROKEN in verdicts:
+        return EXIT_BROKEN
+    return EXIT_UNKNOWN if Verdict.UNKNOWN in verdicts or not verdicts else EXIT_HELD

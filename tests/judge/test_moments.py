@@ -181,6 +181,27 @@ def test_a_start_that_may_have_failed_for_other_reasons_is_doubted(
     assert bool(seen.doubt) == bool(doubt)
 
 
+@pytest.mark.parametrize(
+    ("given_up_s", "log_lines", "launch", "is_doubted"),
+    [
+        (8.3, ["InductorError: failed to import"], {}, False),  # 3.1 s, and the old engine was ready after 1
+        (8.1, ["InductorError: failed to import"], {}, True),
+        (60.0, [], {}, True),
+        (60.0, ["InductorError: failed to import"], {"handed_on": "new-7"}, True),  # how long it took is not known here
+    ],
+)
+def test_a_start_that_hangs_after_an_error_is_told_from_a_slow_machine(
+    given_up_s: float, log_lines: list[str], launch: dict[str, str], is_doubted: bool
+) -> None:
+    hung = event(
+        given_up_s, EventKind.ENGINE_NOT_READY, incarnation="new-1", reason="limit", exit_code=None, log_lines=log_lines
+    )
+    old = event(-2, EventKind.ENGINE_STARTING, incarnation="old-1", expects="old", launch=launch)
+    seen = detection(history(old, *before()[1:], *rollout()[:4], hung))
+    assert seen.layer is Layer.STARTUP
+    assert bool(seen.doubt) == is_doubted
+
+
 def test_canaries_without_a_usable_answer_leave_users_exposed() -> None:
     checked = event(6.05, EventKind.CANARY_CHECKED, incarnation="new-1", answer="new")
     failing = [canary(6.4 + at, "new-1", None, result="http_4xx") for at in range(3)]
