@@ -526,6 +526,7 @@ def test_command_ends_with_the_verdict(suite: Path, capsys: pytest.CaptureFixtur
         (["--candidate", "nothing", "--baseline", "reference"], '"nothing" names no side of a qualification'),
         (["--candidate", "reference", "--baseline", "reference", "--require", "luck"], 'part "luck" is unknown'),
         (["--candidate", "reference", "--baseline", "reference", "--repeat", "0"], "repeat must be at least 1"),
+        (["--candidate", "reference", "--baseline", "reference", "--starts", "2"], "starts at least 3, got 1 and 2"),
         (
             ["--candidate", "reference", "--baseline", "reference", "-k", "zzz"],
             'is selected by -k "zzz"; --all takes every one',

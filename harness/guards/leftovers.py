@@ -74,21 +74,25 @@ class Places:
         home = Path(environment.get("HOME", "/"))
         temporary = Path(tempfile.gettempdir())
         cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-        root = Path(environment.get("VLLM_CACHE_ROOT") or cache / "vllm").expanduser()
+        root = _expanded(environment.get("VLLM_CACHE_ROOT") or cache / "vllm")
         try:
             user = getpass.getuser()
         except (KeyError, OSError):
             user = f"uid_{os.getuid()}"
-        inductor = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{user}")
-        triton = Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+        inductor = _expanded(environment.get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{user}")
+        triton = _expanded(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
         named = environment.get(WEIGHT_CACHE_VARIABLE)
         usual = SHARED_MEMORY / "vllm_weight_cache"
         return cls(
             shared_memory=SHARED_MEMORY,
             temporary=temporary,
             weight_caches=tuple(dict.fromkeys([Path(named), usual] if named else [usual])),
-            compile_caches=(*(root / name for name in COMPILED), inductor.expanduser(), triton.expanduser()),
+            compile_caches=(*(root / name for name in COMPILED), inductor, triton),
         )
+
+
+def _expanded(path: str | Path) -> Path:
+    return Path(os.path.expanduser(path))  # as engines do: the home directory of nobody stays as it is written
 
 
 def find_all(places: Places) -> Iterator[Leftover]:

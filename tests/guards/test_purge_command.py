@@ -385,3 +385,11 @@ def test_a_link_planted_between_look_and_removal_is_not_followed(
     assert "cannot be removed" in item["kept_because"]
     for place in (outside, tmp_path / "moved"):
         assert sorted(path.name for path in (place / "np").iterdir()) == ["lm_head.weight", "weight_names.json"]
+
+
+@pytest.mark.parametrize("variable", ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_the_home_directory_of_nobody_is_a_place_as_it_is_written(variable: str) -> None:
+    """Engines take it so, and make a directory of that name where they are started."""
+    found = Places.of({"HOME": "/home/me", variable: "~nosuchuser/cache"}).compile_caches
+    assert any(path.is_relative_to("~nosuchuser/cache") for path in found), found
+    assert any(path.is_relative_to(Path.home() / "mine") for path in Places.of({variable: "~/mine"}).compile_caches)
