@@ -94,5 +94,8 @@ def _gpu_missing() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return "no NVIDIA driver is installed (nvidia-smi not found)"
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:  # of a broken driver it may hang
+        return f"nvidia-smi does not answer: {error}"
     return "" if done.returncode == 0 else f"nvidia-smi failed: {done.stderr.strip() or done.stdout.strip()}"
