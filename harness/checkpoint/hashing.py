@@ -18,9 +18,9 @@ from harness.checkpoint.defect import Defect
 from harness.checkpoint.shard import open_regular
 from harness.errors import CheckpointDefect
 
-BLOCK_BYTES = 2 * 1024 * 1024
+BLOCK_BYTES = 512 * 1024  # stays in the cache of the core that reads and then hashes it
 WIDE_BLOCK_BYTES = 4 * 1024 * 1024  # where one hash has all threads
-MAX_THREADS = 16  # at most 64 MB of blocks, and more than any disk feeds
+MAX_THREADS = 16  # more than any disk feeds
 
 
 @dataclass(frozen=True, slots=True)
