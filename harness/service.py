@@ -177,7 +177,9 @@ class Service:
             if engine.exit_code() is not None:
                 return True  # a dead engine finishes nothing
             values = scrape(engine.endpoint, api_key=self.ground.api_key)
-            return True if values.get("num_requests_running", 0) + values.get("num_requests_waiting", 0) == 0 else None
+            if "num_requests_running" not in values:  # its statistics are off: it gets the whole limit
+                return None
+            return True if values["num_requests_running"] + values.get("num_requests_waiting", 0) == 0 else None
 
         with contextlib.suppress(WaitExpired):
             poll_until(is_idle, what="requests finished", limit_s=DRAIN_LIMIT_S, every_s=0.1)
