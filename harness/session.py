@@ -73,7 +73,10 @@ def run_scenarios(options: argparse.Namespace) -> int:
     identity = starter_for(settings, progress=_silence if settings.engine == "auto" else print).identity()
     witness = _Witness()
     print(f"harness: engine: {_described(identity)}", flush=True)
-    code = int(pytest.main(_arguments(options), plugins=[witness]))
+    try:
+        code = int(pytest.main(_arguments(options), plugins=[witness]))
+    except pytest.fail.Exception:  # what pytest releases when it was interrupted; the sentence is among the problems
+        code, witness.is_crashed = int(pytest.ExitCode.INTERNAL_ERROR), True
     return _conclude(witness, code, options)
 
 

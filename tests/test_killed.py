@@ -114,3 +114,25 @@ def frozen_in(directory: Path) -> int | None:
     struck = [line["data"] for line in lines if line.get("kind") == "incident_started"]
     assert "SIGCONT" in struck[0]["undo"]["frozen_process"]
     return int(next(iter(injected["after"]["states"])))
+
+
+INTERRUPTED = """
+import os, subprocess, sys
+from harness.label import LABEL_VARIABLE
+
+def test_it(rollout_run):
+    environment = {**os.environ, LABEL_VARIABLE: str(rollout_run.label)}
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    raise KeyboardInterrupt
+"""
+
+
+def test_what_an_interrupt_left_is_ended_and_told_without_a_traceback(tmp_path: Path) -> None:
+    (write_suite(tmp_path) / "test_widened.py").write_text(INTERRUPTED)
+    run = start(["run", "rollouts", "--all", "--engine", "reference"], scratch=tmp_path / "scratch", cwd=tmp_path)
+    said, _ = run.communicate(timeout=END_LIMIT_S)
+    assert run.returncode == 2, said
+    assert "harness: left over after the run: processes: " in said
+    assert said.rstrip().endswith("harness: interrupted; what was running has been ended")
+    assert "Traceback" not in said
+    assert left_of(run.pid, tmp_path / "scratch") == []

@@ -22,6 +22,7 @@ from harness.engine.launch import (
     Launch,
 )
 from harness.engine.process_child import ENGINE_VARIABLE, ProcessEngine, engine_label, processor_name
+from harness.engine.undisturbed import undisturbed
 from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.label import DIRECTORY_PREFIX, LABEL_VARIABLE
 
@@ -125,12 +126,13 @@ class ProcessStarter:
         )
         command = self._command(launch, port=number, cpus=site.engine_cpus, is_cpu=is_cpu)
         environment = self._environment(launch, site=site, label=label, scratch=scratch, is_cpu=is_cpu)
+        self._engines.append(engine)  # before it is there: nothing that comes in between can lose it
         try:
-            self._spawner.submit(partial(engine.spawn, command, environment=environment)).result()
+            with undisturbed():
+                self._spawner.submit(partial(engine.spawn, command, environment=environment)).result()
         except OSError as error:
             engine.stop()
             raise HarnessError(f'engine "{incarnation}" cannot be started: {error}') from error
-        self._engines.append(engine)
         return engine
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.launch import WEIGHT_CACHE_KEY_VARIABLE, WEIGHT_CACHE_PATH_VARIABLE, Launch
 from harness.engine.process_child import ENGINE_VARIABLE, RUN_VARIABLE, ProcessEngine, engine_label, processor_name
 from harness.engine.reference.version import PARENT_VARIABLE, REFERENCE_VERSION
+from harness.engine.undisturbed import undisturbed
 from harness.errors import EnvironmentMissing, UsageError
 
 _LOOPBACK = "127.0.0.1"
@@ -72,17 +73,16 @@ class ReferenceStarter:
         )
         model = str(launch.checkpoint_root.absolute() / launch.checkpoint_name)
         arguments = launch.arguments(model=model, host=_LOOPBACK, port=number)
+        command = (sys.executable, "-P", "-m", "harness.engine.reference", *arguments)
+        environment = self._environment(launch, site=site, label=label)
+        self._engines.append(engine)  # before it is there: nothing that comes in between can lose it
         try:
-            with _pinned(site.engine_cpus):
-                engine.spawn(
-                    (sys.executable, "-P", "-m", "harness.engine.reference", *arguments),
-                    environment=self._environment(launch, site=site, label=label),
-                )
+            with undisturbed(), _pinned(site.engine_cpus):
+                engine.spawn(command, environment=environment)
         except OSError as error:
             engine.stop()
             what = error.strerror or str(error)
             raise EnvironmentMissing("python", f'"{sys.executable}" cannot be run as an engine: {what}') from error
-        self._engines.append(engine)
         return engine
 
     def close(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,9 @@ import pytest
 
 from harness.engine.engine import EngineSite
 from harness.engine.launch import Launch
+from harness.engine.proc import find
 from harness.engine.process import ProcessStarter
-from harness.engine.process_child import ENGINE_VARIABLE
+from harness.engine.process_child import ENGINE_VARIABLE, ProcessEngine
 from harness.engine.reference_starter import ReferenceStarter
 from harness.errors import LeftOver
 from harness.label import LABEL_VARIABLE
@@ -57,3 +62,33 @@ def test_a_launch_replaces_neither_the_key_nor_the_label(tmp_path: Path) -> None
         assert environment["VLLM_API_KEY"] == "key"
         assert environment[ENGINE_VARIABLE] == "engine"
         assert environment["HF_HUB_OFFLINE"] == "0"
+
+
+@pytest.mark.parametrize("kind", [ProcessStarter, ReferenceStarter])
+def test_an_interrupt_in_the_middle_of_a_start_loses_no_process(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    spawn = ProcessEngine.spawn
+
+    def interrupted(engine: ProcessEngine, command: Any, *, environment: Any) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        spawn(engine, [sys.executable, "-c", "import time; time.sleep(600)"], environment=environment)
+        started.append(engine.pid)
+
+    monkeypatch.setattr(ProcessEngine, "spawn", interrupted)
+    starter = kind(Path(sys.executable)) if kind is ProcessStarter else kind()
+    if kind is ProcessStarter:
+        starter._packages = {"vllm": "0.32.0+cpu"}
+    starter.open(EngineSite(run_label="test", log_directory=tmp_path, work_directory=tmp_path / "work", api_key="key"))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            starter.start(Launch(checkpoint_root=tmp_path, checkpoint_name="live"), incarnation="one")
+        assert len(started) == 1
+        starter.close()
+        assert [pid for pid in started if (process := find(pid)) is not None and process.is_running()] == []
+    finally:
+        starter.close()
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
