@@ -20,7 +20,7 @@ from harness.judge.moments import (
     window_span,
 )
 from harness.judge.verdict import Verdict
-from harness.observe.history import EventKind, History, RequestResult
+from harness.observe.history import Event, EventKind, History, RequestResult
 
 STARTS_BEHIND_AN_EXPECTATION = 3
 RATES_ALIKE = 3.0  # Poisson arrivals of 15 requests on either side are further apart once in more than a hundred times
@@ -136,6 +136,10 @@ def recovered(history: History, context: Context, within_s: float) -> Judgement:
     if end is None:
         last = next((r for r in reversed(history.canaries()) if r.planned_ns >= start), None)
         seen = "no canary was sent" if last is None else f"the last canary was {last.answer or last.result}"
+        evidence = [] if last is None else [last.id]
+        if (error := _load_error(history, since_ns=start)) is not None:
+            seen += f'; the log of "{error.data["incarnation"]}" says since: "{error.data["line"][:200]}"'
+            evidence.append(error.id)
         span = load_span(history)
         watched_s = 0.0 if span is None else seconds_between(start, span[1])
         if watched_s < within_s:
@@ -143,16 +147,23 @@ def recovered(history: History, context: Context, within_s: float) -> Judgement:
                 Verdict.UNKNOWN,
                 f"service was watched for {watched_s:.1f} s after the remedy began, too short for the limit of {within_s:g} s, "
                 f"and was not back: {seen}",
-                () if last is None else (last.id,),
+                tuple(evidence),
             )
         return (
             Verdict.BROKEN,
-            f"service never came back: no {RIGHT_IN_A_ROW} right canaries in a row from an engine started since; {seen}",
-            () if last is None else (last.id,),
+            f"service never came back: no {RIGHT_IN_A_ROW} right canaries in a row from an engine started since whose log "
+            f"shows no load error; {seen}",
+            tuple(evidence),
         )
     took_s = seconds_between(start, end)
     verdict = Verdict.HELD if took_s <= within_s else Verdict.BROKEN
     return verdict, f"service answered rightly again after {took_s:.1f} s, limit {within_s:g} s", ()
+
+
+def _load_error(history: History, *, since_ns: int) -> Event | None:
+    """Return the first line of a log since then that keeps its engine from counting as recovered."""
+    lines = (event for event in history.of(EventKind.LOG_LINE) if event.at_ns >= since_ns)
+    return next((event for event in lines if event.data.get("class") in ("load", "file")), None)
 
 
 def latency_back_in_band(history: History, context: Context, factor: float, windows: int) -> Judgement:
