@@ -30,7 +30,7 @@ def undisturbed() -> Iterator[None]:
                 signal.signal(number, lambda number, frame: came.append((number, frame)))
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number, frame in came:
-        before[number](number, frame)
+        for held, handler in before.items():
+            signal.signal(held, handler)
+    for received, frame in came:
+        before[received](received, frame)
