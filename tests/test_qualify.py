@@ -528,6 +528,10 @@ def test_command_ends_with_the_verdict(suite: Path, capsys: pytest.CaptureFixtur
         (["--candidate", "reference", "--baseline", "reference", "--repeat", "0"], "repeat must be at least 1"),
         (["--candidate", "reference", "--baseline", "reference", "--starts", "2"], "starts at least 3, got 1 and 2"),
         (
+            ["--candidate", "reference", "--baseline", "reference", "--require", ","],
+            "no part is required; parts: scenarios",
+        ),
+        (
             ["--candidate", "reference", "--baseline", "reference", "-k", "zzz"],
             'is selected by -k "zzz"; --all takes every one',
         ),

@@ -113,3 +113,17 @@ def test_what_qualification_requires_covers_every_fault_family_and_every_guard()
     files = {each.file.name for each in found if QUALIFICATION in each.markers}
     assert files == {each.file.name for each in found}, "each file of scenarios is a family"
     assert 20 <= len(required) <= 32, "about 40 minutes a side in containers"
+
+
+@pytest.mark.parametrize(("text", "is_named"), [("alone", True), ("some", True), ("", True), ("other", False)])
+def test_a_scenario_is_named_by_its_own_name_or_that_of_its_module(suite: Path, text: str, is_named: bool) -> None:
+    assert collect_marked([suite])[0].is_named(text) is is_named
+
+
+def test_a_scenario_of_two_modules_is_one_with_the_markers_of_both(suite: Path) -> None:
+    text = SUITE.replace("@pytest.mark.core\n", "").replace("@pytest.mark.nightly\n", "@pytest.mark.gpu\n")
+    (suite / "test_others.py").write_text(text)
+    found = collect_marked([suite])
+    assert len(found) == 6
+    assert markers(found)["alone"] == {"core", "qualification"}
+    assert markers(found)["one"] == {"nightly", "gpu"}

@@ -35,7 +35,9 @@ class Request:
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.required if part not in PARTS]
-        if unknown or not self.required:
+        if not self.required:
+            raise UsageError(f"no part is required; parts: {', '.join(PARTS)}")
+        if unknown:
             raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
         if self.profile in HALVES:
             raise UsageError(f"a {self.profile} is half of a comparison and qualifies nothing: give another profile")
