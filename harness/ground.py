@@ -25,6 +25,9 @@ class Traffic(Protocol):
     def admit(self, endpoint: str, incarnation: str) -> None:
         """Send arrivals from now on to this engine."""
 
+    def require_running(self) -> None:
+        """Return while there is any traffic."""
+
 
 class Watcher(Protocol):
     """Observers of running engines."""

@@ -103,8 +103,11 @@ class Timeline:
         """Wait for an answer or for the limit, whichever comes first, looking after the engines meanwhile."""
 
         def look() -> Any:
-            self.operations.service.look_after()
+            service = self.operations.service
+            service.look_after()
             self.ground.recorder.require_written()
+            if service.traffic is not None:  # without it nobody notices anything, and nothing recovers
+                service.traffic.require_running()
             return ask()
 
         limit_s = min(limit_s, self.ground.deadline.remaining_s())

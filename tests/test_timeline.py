@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from harness import claims
 from harness.clock import Deadline, now_ns
+from harness.errors import LoadBroken
 from harness.judge.claim import Context
 from harness.judge.claims import judge
 from harness.judge.detection import detection
@@ -26,7 +28,7 @@ CONTEXT = Context(scenario="cut", engine_label="reference-1", expected_layers=(L
 CLAIMS = (claims.detected_by("canary"), claims.detected_within(limit_s=5.0), claims.layer_as_expected())
 
 
-def played(directory: Path, *, left_s: float) -> History:
+def played(directory: Path, *, left_s: float, traffic: Any = None) -> History:
     """Carry out a timeline whose scenario has so much time left, on operations that do nothing."""
     recorder = Recorder(directory / "history.jsonl")
 
@@ -34,7 +36,7 @@ def played(directory: Path, *, left_s: float) -> History:
         return lambda: recorder.event("operator", kind)
 
     operations: Any = SimpleNamespace(
-        service=SimpleNamespace(look_after=lambda: None),
+        service=SimpleNamespace(look_after=lambda: None, traffic=traffic),
         publish_new=began(EventKind.PUBLISH_STARTED),
         start_rollout=began(EventKind.ROLLOUT_STARTED),
         remedy=began(EventKind.REMEDY_STARTED),
@@ -43,8 +45,8 @@ def played(directory: Path, *, left_s: float) -> History:
     ground: Any = SimpleNamespace(
         recorder=recorder, scenario=SCENARIO, mode=Mode.UNGUARDED, deadline=Deadline.after(left_s)
     )
-    Timeline(ground, operations, now_ns()).carry_out()
-    recorder.close()
+    with closing(recorder):
+        Timeline(ground, operations, now_ns()).carry_out()
     return recorder.snapshot()
 
 
@@ -66,3 +68,13 @@ def test_nobody_had_the_time_to_notice_is_unknown_and_nobody_noticed_is_broken(c
     for seen, expected in ((unnoticed(is_cut=True), Verdict.UNKNOWN), (unnoticed(), Verdict.BROKEN)):
         found = next(finding for finding in judge((claim,), seen, CONTEXT) if finding.claim == str(claim))
         assert found.verdict is expected, found.because
+
+
+def test_a_scenario_whose_load_has_died_ends_at_once(tmp_path: Path) -> None:
+    """Without canaries nobody notices anything: waiting would only spend the time that is left."""
+
+    def require_running() -> None:
+        raise LoadBroken("loader 0 died")
+
+    with pytest.raises(LoadBroken, match="loader 0 died"):
+        played(tmp_path, left_s=60.0, traffic=SimpleNamespace(require_running=require_running))

@@ -108,6 +108,11 @@ class LoaderChild:
         """
         return self._await(self._news, f'say "{name}"', limit_s=limit_s, wanted=lambda message: name in message)[name]
 
+    @property
+    def has_ended(self) -> bool:
+        """Say whether the process is gone."""
+        return self._process.poll() is not None
+
     def wait(self, limit_s: float) -> int:
         """Wait for the end of the process and return its exit code.
 

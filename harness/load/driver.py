@@ -118,6 +118,19 @@ class LoadDriver:
         endpoint_address(endpoint)
         self._ask("admit", endpoint=endpoint, incarnation=incarnation)
 
+    def require_running(self) -> None:
+        """Return if every loader is at work and every record so far was handed on.
+
+        Raises: LoadBroken when one has died: nothing that is waited for will come any more.
+        """
+        if self._report is not None:
+            return
+        if self._tail is not None and self._tail.error is not None:
+            raise self._broken(f"a record could not be handed on: {self._tail.error}") from self._tail.error
+        for child in self._children:
+            if child.has_ended:
+                raise self._broken(str(child.broken("died while load ran")))
+
     def stop(self, limit_s: float = 15.0) -> LoadReport:
         """Plan no more arrivals, wait for those under way, and return once every record was delivered.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -333,12 +334,23 @@ def test_arrivals_beyond_the_limit_are_dropped_and_not_delayed(start: Callable[.
     assert all(request.is_ours and request.sent_ns is None for request in dropped)
 
 
+def death_of(driver: LoadDriver) -> str | None:
+    try:
+        driver.require_running()
+    except LoadBroken as broken:
+        return str(broken)
+    return None
+
+
 def test_a_killed_load_process_is_noticed_by_name(start: Callable[..., Running]) -> None:
     with Stub() as stub:
         running = start()
         running.driver.admit(stub.endpoint, "old-1")
         running.wait_for(5)
+        running.driver.require_running()
         os.kill(running.process.pid, signal.SIGKILL)
+        said = poll_until(lambda: death_of(running.driver), what="the driver notices", limit_s=10.0)
+        assert re.search(r"loader 0 died .*exit code -9.*loader-0\.log", said)
         with pytest.raises(LoadBroken, match=r"loader 0 died .*exit code -9.*loader-0\.log"):
             running.driver.stop()
     with pytest.raises(LoadBroken):
