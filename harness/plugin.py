@@ -82,8 +82,9 @@ def rollout_run(request: pytest.FixtureRequest) -> Iterator[Run]:
         yield run
     finally:
         session = request.session
-        # Torn down after the last test, it has no other status yet.
-        is_cut = session.exitstatus != pytest.ExitCode.TESTS_FAILED or session.shouldstop or session.shouldfail
+        # Torn down after the last test, or when the session is cut: only then it has another status yet.
+        is_whole = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        is_cut = not is_whole or session.shouldstop or session.shouldfail
         run.is_whole = run.is_whole and not is_cut
         with _one_sentence(config):
             try:
