@@ -25,7 +25,7 @@ from tests.planted import UNSEEN, short
 
 SCENARIO = short("cut", UNSEEN, claims=(claims.detected_by("canary"),))
 CONTEXT = Context(scenario="cut", engine_label="reference-1", expected_layers=(Layer.CANARY,) * 3)
-CLAIMS = (claims.detected_by("canary"), claims.detected_within(limit_s=5.0), claims.layer_as_expected())
+CLAIMS = (claims.detected_by("canary"), claims.detected_within(limit_s=3.0), claims.layer_as_expected())
 
 
 def played(directory: Path, *, left_s: float, traffic: Any = None) -> History:

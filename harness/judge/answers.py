@@ -13,8 +13,10 @@ from harness.judge.moments import (
     Layer,
     Window,
     fault_at_ns,
+    fault_event,
     load_span,
     recovery_at_ns,
+    remedy_at_ns,
     requests_in,
     service_changed,
     window_span,
@@ -66,22 +68,32 @@ def detected_by(history: History, context: Context, layer: str) -> Judgement:
 
 
 def detected_within(history: History, context: Context, limit_s: float) -> Judgement:
-    """Measure how long after the rollout began the fault was noticed."""
-    seen, start = detection(history), fault_at_ns(history)
-    if start is None:
+    """Measure how long after the fault began to act it was noticed: after the publish, the rollout or the incident."""
+    seen, began = detection(history), fault_event(history)
+    if began is None:
         return Verdict.UNKNOWN, "no rollout was started", ()
     if seen.doubt:
         return _doubted(seen)
+    if seen.at_ns is None and seen.layer is not Layer.HARMLESS:
+        watched_s = _watched_s(history, began.at_ns)
+        verdict = Verdict.BROKEN if watched_s >= limit_s else Verdict.UNKNOWN
+        return verdict, f"{seen.layer}: {seen.because} in {watched_s:.1f} s, limit {limit_s:g} s", seen.evidence
     if seen.at_ns is None:
-        verdict = Verdict.HELD if seen.layer is Layer.HARMLESS else Verdict.BROKEN
-        return verdict, f"{seen.layer}: {seen.because}", seen.evidence
-    after_s = seconds_between(start, seen.at_ns)
+        return Verdict.HELD, f"{seen.layer}: {seen.because}", seen.evidence
+    after_s = seconds_between(began.at_ns, seen.at_ns)
     verdict = Verdict.HELD if after_s <= limit_s else Verdict.BROKEN
     return (
         verdict,
-        f"noticed {after_s:.2f} s after the rollout began, limit {limit_s:g} s: {seen.because}",
+        f"noticed {after_s:.2f} s after the {began.kind.removesuffix('_started')} began, limit {limit_s:g} s: {seen.because}",
         seen.evidence,
     )
+
+
+def _watched_s(history: History, since_ns: int) -> float:
+    """Return how long somebody could have noticed: until the remedy, or the end of the load."""
+    remedy_ns, span = remedy_at_ns(history), load_span(history)
+    until_ns = remedy_ns if remedy_ns is not None else since_ns if span is None else span[1]
+    return seconds_between(since_ns, max(since_ns, until_ns))
 
 
 def exposed_at_most(history: History, context: Context, answers: int) -> Judgement:

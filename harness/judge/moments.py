@@ -43,9 +43,14 @@ class Window(StrEnum):
     AFTER = "after"
 
 
+def fault_event(history: History) -> Event | None:
+    """Return the event with which a fault began to act: the publish, the rollout or the incident that came first."""
+    return history.first(EventKind.PUBLISH_STARTED, EventKind.ROLLOUT_STARTED, EventKind.INCIDENT_STARTED)
+
+
 def fault_at_ns(history: History) -> int | None:
     """Return when the rollout that carries the fault began to touch what the engine reads."""
-    event = history.first(EventKind.PUBLISH_STARTED, EventKind.ROLLOUT_STARTED, EventKind.INCIDENT_STARTED)
+    event = fault_event(history)
     return None if event is None else event.at_ns
 
 
