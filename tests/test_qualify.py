@@ -23,6 +23,7 @@ from harness.judge.verdict import Finding, Verdict
 from harness.qualify import Request, qualify
 from harness.qualify.evidence import recovery_times
 from harness.qualify.side import Side, parse_side
+from harness.recording import Measured
 from harness.report.qualification_page import write_qualification
 from harness.report.store import RunRecord
 from harness.settings import Settings
@@ -144,6 +145,7 @@ def test_a_candidate_that_notices_later_is_broken(suite: Path) -> None:
     assert found.verdict is Verdict.BROKEN, found.because
     assert (found.candidate, found.baseline) == ("reference-2.0", "reference-1.0")
     assert "noticed later: candidate canary, baseline startup" in part(found, DETECTION).findings[0].because
+    assert "recorded starts of reference-1.0" in found.sources[DETECTION]
     assert part(found, SCENARIOS).ran == 1
     assert any(line.startswith("start 2 of 3: missing (about ") for line in told), told
     assert any("not vLLM" in note for note in found.notes)
@@ -183,6 +185,7 @@ def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
     }
     found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
     assert found.verdict is Verdict.HELD
+    assert found.sources[DETECTION] == ("recorded starts of reference-2.0", "recorded starts of reference-1.0")
     record("2.0", *[Layer.STARTUP] * 3, Layer.CANARY)
     sides["candidate"] = parse_side(str(EXPECTATIONS / "reference-2.0.toml"), Settings(), EXPECTATIONS)
     found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
@@ -654,6 +657,9 @@ def test_a_scenario_that_could_not_tell_is_due_again_and_one_that_could_is_not(
     assert due(Verdict.HELD) == ""
     assert due(Verdict.BROKEN) == ""
     assert due(Verdict.HELD, repeat=3) == "2 guarded scenarios on the candidate"
+    file = Path("out/candidate/one/scenarios/missing-guarded/scenario.json")
+    file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
+    assert due(Verdict.HELD) == "1 guarded scenarios on the candidate"
 
 
 class Absent:
@@ -702,3 +708,27 @@ def test_detection_is_about_scenarios_that_claim_who_notices(suite: Path) -> Non
     assert [each.name for each in part(found, DETECTION).missing] == ["missing"]
     (suite / "test_missing.py").unlink()
     assert part(qualify(request(suite, may_run=False), lambda _: None), DETECTION).verdict is Verdict.UNKNOWN
+
+
+def test_starts_are_made_until_there_are_as_many_as_were_asked_for(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of an earlier call counts; what a round failed at says why."""
+    asked: list[list[str]] = []
+
+    def measured(*_: object, names: list[str], **__: object) -> Measured:
+        asked.append(names)
+        return Measured(label="reference-2.0", made=0, failed=(("missing", "it hung"),))
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    wanted = request(suite, required=(DETECTION,))
+    found = qualify(wanted, lambda _: None)
+    assert part(found, DETECTION).missing[0].because == "it hung"
+    for number in range(3):
+        record_start(
+            Path("out/starts"), "reference-2.0", "missing", layer=Layer.STARTUP, run=f"own-{number}", seen="it"
+        )
+        qualify(wanted, lambda _: None)
+    assert asked == [["missing"]] * 3
+    qualify(replace(wanted, starts=4), lambda _: None)
+    assert len(asked) == 4

@@ -55,6 +55,8 @@ def starts_of_baseline(gathering: Gathering, runs: Sequence[RunRecord]) -> Mappi
     label = gathering.labels[BASELINE]
     if label is not None:
         recorded = merged(recorded, load_expectations(side.expectations, label))
+    if recorded:
+        gathering.sources[DETECTION].append(f"recorded starts of {gathering.label(BASELINE)}")
     for run in runs:
         recorded = _with_starts_of(gathering, run, recorded)
     return recorded
