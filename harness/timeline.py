@@ -65,7 +65,8 @@ class Timeline:
 
         is_cut = self.ground.deadline.remaining_s() < limit_s
         self._wait(noticed, limit_s=limit_s)
-        if recorder.snapshot().first(EventKind.INCIDENT_STARTED) is not None:
+        so_far = recorder.snapshot()
+        if so_far.first(EventKind.INCIDENT_STARTED) is not None or detection(so_far).layer is Layer.CLIENT:
             self._wait(lambda: None, limit_s=WITNESSES_S)  # others may notice what a client saw first
         seen = detection(recorder.snapshot())
         recorder.event("runner", EventKind.DETECTION_SEEN, layer=seen.layer, because=seen.because, is_cut=is_cut)

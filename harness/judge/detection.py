@@ -30,7 +30,7 @@ from harness.observe.history import Event, EventKind, History, Request, RequestR
 
 AFTERMATH_CHARACTERS_MAX = 160
 HUNG_TIMES = 3.0  # how many times longer than an undamaged engine a start hangs, if its log says what went wrong
-WITNESSES_S = 3.0  # how much later than the first sign of an incident a cheaper one still counts
+WITNESSES_S = 3.0  # how much later than the first sign of an incident, or than a client, a cheaper one still counts
 RIGHT_FOR_HARMLESS = 5  # right canaries before a fault that nobody noticed counts as one that changed nothing
 
 
@@ -80,7 +80,7 @@ def detection(history: History) -> Detection:
         signs += _incident_signs(history, incarnation, since=at_ns, until=end)
     suspected = {**suspected, **struck}
     if signs:
-        first = _first_witness(signs) if struck else min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
+        first = _first_witness(signs) if struck else _earliest(signs)
         return replace(first, because=first.because + _aftermath(first, signs, history))
     right = [
         r
@@ -258,6 +258,16 @@ def _death_signs(
     had_answers = any(r.result is RequestResult.OK and r.ended_ns < died.at_ns for r in served)
     layer = Layer.CLIENT if had_answers else Layer.FIRST_REQUEST
     return [_sign(layer, died, f"the engine died while serving (exit code {died.data.get('exit_code')})")]
+
+
+def _earliest(signs: Sequence[Detection]) -> Detection:
+    """Return the earliest sign, but a canary's where a client was first by a moment: which of them meets it first is chance."""
+    first = min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
+    if first.layer is not Layer.CLIENT:
+        return first
+    until_ns = (first.at_ns or 0) + round(WITNESSES_S * NS_PER_S)
+    canaries = [sign for sign in signs if sign.layer is Layer.CANARY and (sign.at_ns or 0) <= until_ns]
+    return min(canaries, key=lambda sign: sign.at_ns or 0, default=first)
 
 
 def _first_witness(signs: Sequence[Detection]) -> Detection:
