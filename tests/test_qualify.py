@@ -732,3 +732,76 @@ def test_starts_are_made_until_there_are_as_many_as_were_asked_for(
     assert asked == [["missing"]] * 3
     qualify(replace(wanted, starts=4), lambda _: None)
     assert len(asked) == 4
+
+
+@pytest.mark.parametrize("kind", ["failed", "skipped"])
+def test_a_start_that_could_not_be_made_says_why(suite: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    fields: dict[str, Any] = {"label": "reference-2.0", "made": 0, "failed": (), kind: (("missing", "no compiler"),)}
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", lambda *_, **__: Measured(**fields))
+    found = qualify(request(suite, required=(DETECTION,)), lambda _: None)
+    assert part(found, DETECTION).missing[0].because == "no compiler"
+    fields["label"] = "reference-3.0"
+    with pytest.raises(UsageError, match=r"is reference-2\.0, and a run of it is on reference-3\.0"):
+        qualify(request(suite, required=(DETECTION,)), lambda _: None)
+
+
+def test_starts_that_are_given_are_of_the_candidate_and_no_others_are_made(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", Absent)
+    told: list[str] = []
+    for version in ("2.0", "3.0"):
+        record(version, Layer.STARTUP)
+    given = request(suite, required=(DETECTION,), matrix_runs=(EXPECTATIONS / "reference-2.0.toml",))
+    found = qualify(given, told.append)
+    assert "candidate noticed at startup" in part(found, DETECTION).findings[0].because
+    assert "docker" not in str(found.as_json())
+    with pytest.raises(UsageError, match=r"is reference-2\.0, and a run of it is on reference-3\.0"):
+        qualify(replace(given, matrix_runs=(EXPECTATIONS / "reference-3.0.toml",)), told.append)
+
+
+def test_a_scenario_that_cannot_be_run_says_why_and_keeps_no_other_back(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_unmarked(suite)
+    tried: list[str] = []
+
+    class Refusing:
+        directory = Path("out/candidate/one")
+
+        def __init__(self, *_: object, **__: object) -> None:
+            store_guarded(self.directory)
+            shutil.rmtree(self.directory / "scenarios/missing-guarded")
+
+        def __enter__(self) -> Refusing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def scenario(self, scenario: Any, _: object) -> None:
+            tried.append(scenario.name)
+            raise UsageError(f"{scenario.name} needs another rate")
+
+    monkeypatch.setattr("harness.qualify.guarded_runs.Run", Refusing)
+    found = qualify(request(suite, marked="", required=(SCENARIOS,)), lambda _: None)
+    assert tried == ["missing", "other"]
+    assert [each.because for each in part(found, SCENARIOS).missing] == [
+        "missing needs another rate",
+        "other needs another rate",
+    ]
+
+
+def test_nothing_is_compared_where_latency_is_not_required(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[object] = []
+
+    def compare(*asked: object, **_: object) -> None:
+        compared.append(asked)
+        raise UsageError("not now")
+
+    monkeypatch.setattr("harness.compare.compare", compare)
+    monkeypatch.setattr("harness.qualify.guarded_runs.Run", Absent)
+    candidate = replace(side("2.0"), settings=Settings(engine="process", python=Path("/bin/true")))
+    qualify(request(suite, candidate=candidate, required=(SCENARIOS,)), lambda _: None)
+    assert not compared
+    found = qualify(request(suite, candidate=candidate, required=("latency",)), lambda _: None)
+    assert (len(compared), part(found, "latency").missing[0].because) == (1, "not now")
