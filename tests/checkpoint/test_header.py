@@ -67,6 +67,13 @@ def we_accept(path: Path, content: bytes) -> bool:
         (b"\x02" + bytes(7) + b"\xff\xff", Defect.HEADER_NOT_JSON, None, None),
         (shard_bytes({"__metadata__": {"a": 1}}), Defect.METADATA_INVALID, None, None),
         (shard_bytes({"a": entry("U9")}, b"x"), Defect.TENSOR_INFO_INVALID, "a", None),
+        (shard_bytes({"a": entry(), "b": entry("U9", begin=1, end=2)}, b"xy"), Defect.TENSOR_INFO_INVALID, "b", None),
+        (
+            shard_bytes({"a": entry(), "__metadata__": entry(begin=1, end=2)}, b"xy"),
+            Defect.METADATA_INVALID,
+            None,
+            None,
+        ),
         (shard_bytes({"a": entry(shape=(1.0,))}, b"x"), Defect.TENSOR_INFO_INVALID, "a", None),
         (shard_bytes({"a": {"dtype": "U8", "shape": []}}, b"x"), Defect.TENSOR_INFO_INVALID, "a", None),
         (shard_bytes({"a": entry(), "b": entry(begin=2, end=3)}, b"xyz"), Defect.OFFSET_HOLE, "b", 102),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 import threading
 from contextlib import closing
@@ -12,9 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.checkpoint.survey import parse_object
+from harness.checkpoint.survey import parse_object, read_small
 from harness.errors import CheckpointDefect
-from harness.guards.token_ids import Tokenizer, _is_utf_8, _list_or_number_from, largest_token_id, tokenizer_of
+from harness.guards.token_ids import (
+    LISTS_MAX,
+    Tokenizer,
+    _is_utf_8,
+    _list_or_number_from,
+    _may_be_beyond,
+    largest_token_id,
+    tokenizer_of,
+)
 
 
 def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
@@ -120,9 +129,22 @@ def test_it_is_read_in_a_thread_that_ends_with_the_block(tmp_path: Path) -> None
     with tokenizer_of(tmp_path) as text:
         assert text.id_without_embedding(50_000) is None
         assert text.id_without_embedding(49_999) == 49_999
-    with pytest.raises(ZeroDivisionError), tokenizer_of(tmp_path):
+    with pytest.raises(ZeroDivisionError), tokenizer_of(tmp_path) as text:
         _ = 1 / 0  # nobody asks: then nobody waits until it has been read
     assert threading.active_count() == before
+    assert text._connection is not None
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        text._connection.execute("SELECT 1")
+
+
+def test_many_lists_and_rows_beyond_measure_are_left_to_python() -> None:
+    assert not _may_be_beyond(b'{"a":[]' + b',"a":[]' * (LISTS_MAX - 1) + b"}", 10)
+    assert _may_be_beyond(b'{"a":[]' + b',"a":[]' * LISTS_MAX + b"}", 10)
+    assert id_without_embedding(tokenizer({"a": 10**9}), 10**4000) is None
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end() -> None:
+    assert read_small(Path("/proc/version")).startswith(b"Linux")  # it has no size
 
 
 def test_why_it_cannot_be_read_is_said_to_whoever_asks(tmp_path: Path) -> None:
