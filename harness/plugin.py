@@ -187,6 +187,8 @@ def _one_sentence(config: pytest.Config, *, ends_session: bool = False) -> Itera
         is_required = missing.resource in config.getoption("--rollout-require").split(",")
         _note(config, str(missing), EXIT_USAGE)
         if is_required:
+            if (run := config.stash.get(run_key, None)) is not None:
+                run.is_whole = False  # a skip leaves it whole; what was required and is not there does not
             raise pytest.fail.Exception(f"{missing} (required)", pytrace=False) from None
         raise pytest.skip.Exception(str(missing)) from None
     except (HarnessError, OSError) as error:

@@ -57,3 +57,34 @@ def test_a_session_that_was_cut_leaves_the_run_incomplete(
     )
     pytester.runpytest_subprocess("-p", "no:locust", "--rollout-engine", "reference", *options, timeout=RUN_LIMIT_S)
     assert not is_complete(pytester.path / "results")
+
+
+COMPILED = """from harness import Scenario, claims, faults, load, models
+
+COLD = Scenario(
+    name="cold",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.moved_compile_cache(),),
+    load=load.steady(rate_rps=8.0),
+    unguarded=(claims.recovered(within_s=9.0),),
+    guarded=(claims.recovered(within_s=9.0),),
+)
+
+
+def test_cold(run_scenario):
+    run_scenario(COLD)
+"""
+
+
+@pytest.mark.parametrize(("required", "complete"), [("", True), ("vllm", False)])
+def test_a_resource_that_is_missing_although_it_was_required_leaves_the_run_incomplete(
+    required: str, complete: bool, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLOUT_CACHE", str(CACHE))
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+    pytester.makepyfile(COMPILED)
+    options = ("--rollout-engine", "reference", f"--rollout-require={required}", "-k", "unguarded")
+    done = pytester.runpytest_subprocess("-p", "no:locust", *options, timeout=RUN_LIMIT_S)
+    done.assert_outcomes(**({"skipped": 1} if complete else {"failed": 1}), deselected=1)
+    assert is_complete(pytester.path / "results") is complete
