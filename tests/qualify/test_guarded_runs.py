@@ -1,0 +1,125 @@
+"""Guarded scenarios come from finished runs, and from a run of its own for what is missing in them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from harness.errors import UsageError
+from harness.judge.qualification import SCENARIOS
+from harness.judge.verdict import Finding, Verdict
+from harness.qualify import qualify
+from harness.qualify.evidence import recovery_times
+from harness.qualify.side import parse_side
+from harness.report.store import RunRecord
+from harness.settings import Settings
+from tests.qualify.asked import EXPECTATIONS, Absent, add_unmarked, part, request, store_guarded
+
+
+@pytest.mark.parametrize(("held", "verdict"), [(1, Verdict.UNKNOWN), (2, Verdict.HELD)])
+def test_as_many_runs_as_were_asked_for_must_have_held(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, verdict: Verdict
+) -> None:
+    """Also of runs that are given; one that could not tell is none of them."""
+    run = tmp_path / "run"
+    store_guarded(run)
+    seen = [Finding(claim="missing", verdict=each, because="") for each in [Verdict.HELD] * held + [Verdict.UNKNOWN]]
+    monkeypatch.setattr("harness.qualify.judged.guarded", lambda _: {"missing": seen})
+    candidate = parse_side("run", Settings(), EXPECTATIONS)
+    asked = request(suite, candidate=candidate, required=(SCENARIOS,), may_run=False)
+    assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    found = qualify(replace(asked, repeat=2), lambda _: None)
+    assert found.verdict is verdict
+    assert ("held in 1 of at least 2 runs" in found.because) is (held == 1)
+
+
+def test_only_recoveries_that_are_worth_something_count() -> None:
+    def ran(took_s: float | None, verdict: Verdict, *, proved: Verdict = Verdict.HELD) -> Any:
+        findings = (
+            Finding(claim="faults_proved()", verdict=proved, because="", is_precondition=True),
+            Finding(claim="recovered(within_s=9)", verdict=verdict, because=""),
+        )
+        return SimpleNamespace(
+            name="missing", mode="guarded", findings=findings, measured={"recovered_after_s": took_s}
+        )
+
+    silent = SimpleNamespace(name="missing", mode="guarded", findings=(), measured={"recovered_after_s": 1.0})
+    records = (
+        ran(3.5, Verdict.HELD),
+        ran(12.0, Verdict.BROKEN),  # too late, but it came
+        ran(None, Verdict.BROKEN),  # never
+        ran(None, Verdict.UNKNOWN),  # not watched for long enough
+        ran(0.1, Verdict.HELD, proved=Verdict.UNKNOWN),
+        silent,
+    )
+    run = cast(RunRecord, SimpleNamespace(scenarios=records))
+    assert recovery_times([run], ["missing"]) == {"missing [guarded]": [3.5, 12.0, math.inf]}
+    assert recovery_times([run], ["another"]) == {}
+
+
+def test_a_scenario_that_could_not_tell_is_due_again_and_one_that_could_is_not(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as is asked for, of those that told: broken ones too."""
+    store_guarded(Path("out/candidate/one"))
+    told: list[str] = []
+
+    def due(verdict: Verdict, **changes: Any) -> str:
+        monkeypatch.setattr("harness.report.store.combine", lambda _: verdict)
+        told.clear()
+        asked = request(suite, required=(SCENARIOS,), **changes)
+        monkeypatch.setattr("harness.qualify.guarded_runs.Run", Absent)
+        qualify(asked, told.append)
+        return told[0] if told else ""
+
+    assert due(Verdict.UNKNOWN) == "1 guarded scenarios on the candidate"
+    assert due(Verdict.HELD) == ""
+    assert due(Verdict.BROKEN) == ""
+    assert due(Verdict.HELD, repeat=3) == "2 guarded scenarios on the candidate"
+    file = Path("out/candidate/one/scenarios/missing-guarded/scenario.json")
+    file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
+    assert due(Verdict.HELD) == "1 guarded scenarios on the candidate"
+
+
+def test_what_is_given_is_never_completed_by_runs_of_its_own(suite: Path, tmp_path: Path) -> None:
+    store_guarded(tmp_path / "run")
+    told: list[str] = []
+    found = qualify(request(suite, scenarios_runs=(tmp_path / "run",), required=(SCENARIOS,), repeat=9), told.append)
+    assert (told, found.verdict) == ([], Verdict.UNKNOWN)
+
+
+def test_a_scenario_that_cannot_be_run_says_why_and_keeps_no_other_back(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_unmarked(suite)
+    tried: list[str] = []
+
+    class Refusing:
+        directory = Path("out/candidate/one")
+
+        def __init__(self, *_: object, **__: object) -> None:
+            store_guarded(self.directory)
+            shutil.rmtree(self.directory / "scenarios/missing-guarded")
+
+        def __enter__(self) -> Refusing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def scenario(self, scenario: Any, _: object) -> None:
+            tried.append(scenario.name)
+            raise UsageError(f"{scenario.name} needs another rate")
+
+    monkeypatch.setattr("harness.qualify.guarded_runs.Run", Refusing)
+    found = qualify(request(suite, marked="", required=(SCENARIOS,)), lambda _: None)
+    assert tried == ["missing", "other"]
+    assert [each.because for each in part(found, SCENARIOS).missing] == [
+        "missing needs another rate",
+        "other needs another rate",
+    ]

@@ -1,0 +1,134 @@
+"""Who notices what comes from recorded starts, and from starts of the candidate where they are missing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UsageError
+from harness.judge.expectations import record_start
+from harness.judge.moments import Layer
+from harness.judge.qualification import DETECTION
+from harness.judge.verdict import Verdict
+from harness.qualify import qualify
+from harness.qualify.side import parse_side
+from harness.recording import Measured
+from harness.settings import Settings
+from tests.qualify.asked import EXPECTATIONS, Absent, part, record, request, store_guarded
+
+
+def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 3)
+    sides = {
+        name: parse_side(f"reference-{version}", Settings(), EXPECTATIONS)
+        for name, version in (("candidate", "2.0"), ("baseline", "1.0"))
+    }
+    found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
+    assert found.verdict is Verdict.HELD
+    assert found.sources[DETECTION] == ("recorded starts of reference-2.0", "recorded starts of reference-1.0")
+    record("2.0", *[Layer.STARTUP] * 3, Layer.CANARY)
+    sides["candidate"] = parse_side(str(EXPECTATIONS / "reference-2.0.toml"), Settings(), EXPECTATIONS)
+    found = qualify(request(suite, **sides, required=(DETECTION,)), lambda _: None)
+    assert found.verdict is Verdict.BROKEN
+
+
+def test_a_file_of_recorded_starts_is_the_one_that_was_given(suite: Path) -> None:
+    """A file next to it that only its name leads to is not read in its place."""
+    record("2.0", *[Layer.STARTUP] * 3)
+    file = EXPECTATIONS / "reference-2.0.toml"
+    for name in ("reference-2.0.txt", "reference-2.0 .toml", "reference 2.0.toml", "reference-2.0"):
+        shutil.copy(file, EXPECTATIONS / name)
+    shutil.copy(file, EXPECTATIONS / "reference_2.0.toml")
+    asked = request(suite, required=(DETECTION,), may_run=False)
+    found = qualify(replace(asked, matrix_runs=(file,)), lambda _: None)
+    assert len(part(found, DETECTION).findings[0].evidence) == 3
+    for name, said in (
+        ("reference-2.0.txt", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference-2.0", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference-9.9.toml", "is neither the directory of a run nor a .toml file of recorded starts"),
+        ("reference 2.0.toml", '"reference_2.0.toml" would be'),
+    ):
+        with pytest.raises(UsageError, match=said):
+            qualify(replace(asked, matrix_runs=(EXPECTATIONS / name,)), lambda _: None)
+        if name.endswith(".toml"):
+            with pytest.raises(UsageError, match=said):
+                parse_side(str(EXPECTATIONS / name), Settings(), EXPECTATIONS)
+
+
+def test_as_many_starts_as_were_asked_for_must_be_there(suite: Path) -> None:
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 4)
+    sides = {
+        name: parse_side(f"reference-{version}", Settings(), EXPECTATIONS)
+        for name, version in (("candidate", "2.0"), ("baseline", "1.0"))
+    }
+    asked = request(suite, **sides, required=(DETECTION,), may_run=False)
+    assert qualify(replace(asked, starts=4), lambda _: None).verdict is Verdict.HELD
+    found = qualify(replace(asked, starts=5), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "the candidate has 4 starts, at least 5 are needed" in part(found, DETECTION).findings[0].because
+
+
+def test_a_start_that_proves_nothing_is_left_out_and_says_why(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_guarded(Path("out/candidate/one"))
+    declared = Path("out/candidate/one/scenarios/missing-guarded")
+    declared.rename(declared.with_name("missing-unguarded"))
+    file = declared.with_name("missing-unguarded") / "scenario.json"
+    file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
+    found = qualify(request(suite, required=(DETECTION,), may_run=False), lambda _: None)
+    assert part(found, DETECTION).missing[0].because.startswith("its start in one proves nothing: ")
+
+
+def test_starts_are_made_until_there_are_as_many_as_were_asked_for(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of an earlier call counts; what a round failed at says why."""
+    asked: list[list[str]] = []
+
+    def measured(*_: object, names: list[str], **__: object) -> Measured:
+        asked.append(names)
+        return Measured(label="reference-2.0", made=0, failed=(("missing", "it hung"),))
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    wanted = request(suite, required=(DETECTION,))
+    found = qualify(wanted, lambda _: None)
+    assert part(found, DETECTION).missing[0].because == "it hung"
+    for number in range(3):
+        record_start(
+            Path("out/starts"), "reference-2.0", "missing", layer=Layer.STARTUP, run=f"own-{number}", seen="it"
+        )
+        qualify(wanted, lambda _: None)
+    assert asked == [["missing"]] * 3
+    qualify(replace(wanted, starts=4), lambda _: None)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("kind", ["failed", "skipped"])
+def test_a_start_that_could_not_be_made_says_why(suite: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    fields: dict[str, Any] = {"label": "reference-2.0", "made": 0, "failed": (), kind: (("missing", "no compiler"),)}
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", lambda *_, **__: Measured(**fields))
+    found = qualify(request(suite, required=(DETECTION,)), lambda _: None)
+    assert part(found, DETECTION).missing[0].because == "no compiler"
+    fields["label"] = "reference-3.0"
+    with pytest.raises(UsageError, match=r"is reference-2\.0, and a run of it is on reference-3\.0"):
+        qualify(request(suite, required=(DETECTION,)), lambda _: None)
+
+
+def test_starts_that_are_given_are_of_the_candidate_and_no_others_are_made(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", Absent)
+    told: list[str] = []
+    for version in ("2.0", "3.0"):
+        record(version, Layer.STARTUP)
+    given = request(suite, required=(DETECTION,), matrix_runs=(EXPECTATIONS / "reference-2.0.toml",))
+    found = qualify(given, told.append)
+    assert "candidate noticed at startup" in part(found, DETECTION).findings[0].because
+    assert "docker" not in str(found.as_json())
+    with pytest.raises(UsageError, match=r"is reference-2\.0, and a run of it is on reference-3\.0"):
+        qualify(replace(given, matrix_runs=(EXPECTATIONS / "reference-3.0.toml",)), told.append)
