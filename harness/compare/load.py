@@ -134,13 +134,21 @@ class BlockLoad:
             return None
 
 
-def _shape(settings: Settings, options: Options, *, with_canaries: bool) -> LoadShape:
-    is_tiny = settings.old is None and settings.model != "smollm2"
+def require_room(settings: Settings, options: Options) -> None:
+    """Check that the prompts and answers of a comparison fit into what the engines are started for.
+
+    Raises: UsageError naming both lengths; ScenarioInvalid for a load that cannot be.
+    """
     longest = options.prompt_tokens + options.output_tokens
     if longest > settings.max_model_len:
         raise UsageError(
             f"prompt_tokens and output_tokens are {longest} together, max_model_len is {settings.max_model_len}"
         )
+    _shape(settings, options, with_canaries=False)  # names what else cannot be
+
+
+def _shape(settings: Settings, options: Options, *, with_canaries: bool) -> LoadShape:
+    is_tiny = settings.old is None and settings.model != "smollm2"
     rate_rps = settings.rate_rps or (TINY_RATE_RPS if is_tiny else MODEL_RATE_RPS)
     least = CANARIES_MIN / (rate_rps * (options.warm_s + options.block_s))
     return steady(

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.checkpoint.manifest import read_checkpoint
 from harness.clock import wall_time
 from harness.compare.canaries import SideCanaries
-from harness.compare.load import BlockLoad
+from harness.compare.load import BlockLoad, require_room
 from harness.compare.options import Options
 from harness.compare.sides import NEW, NULL, OLD, Side, make_sides
 from harness.engine.engine import Engine, EngineStarter
@@ -52,9 +52,11 @@ def compare(
     came. Engines come from `starter`, or from what the settings name.
     Raises: EnvironmentMissing, EngineNotReady, LoadBroken; UsageError for options that cannot be used together.
     """
+    require_room(settings, options)  # a mistake is named before anything is started
+    confirms = "" if options.confirms is None else load_declaration(options.confirms).name
     with Run(settings, progress=progress, expectations=Path("scenarios/expectations"), starter=starter) as run:
         with ExitStack() as stack:
-            runner = _Runner(run, options, stack, progress=progress)
+            runner = _Runner(run, options, stack, confirms=confirms, progress=progress)
             comparison = runner.carry_out()
         write_comparison(run.directory, comparison, runner.blocks)
         return run.directory, comparison
@@ -63,8 +65,9 @@ def compare(
 class _Runner:
     """One comparison inside a run."""
 
-    def __init__(self, run: Run, options: Options, stack: ExitStack, *, progress: Progress) -> None:
+    def __init__(self, run: Run, options: Options, stack: ExitStack, *, confirms: str, progress: Progress) -> None:
         self._run = run
+        self._confirms = confirms
         self._options = options
         self._progress = progress
         self._stack = stack
@@ -118,7 +121,6 @@ class _Runner:
         run, options = self._run, self._options
         schedule = self._load.plan(0).schedule_sha256
         driver = driver_version()
-        confirms = "" if options.confirms is None else load_declaration(options.confirms).name
         arms = tuple(
             Arm(name=side.name, key=side.key(driver=driver, schedule=schedule)) for side in self._sides.values()
         )
@@ -135,7 +137,7 @@ class _Runner:
             spare_pairs=options.spare_pairs,
             failure_budget=options.failure_budget,
             slo=options.slo,
-            confirms=confirms,
+            confirms=self._confirms,
             limits=options.limits,
             blocks_per_arm=options.arm_blocks,
             blocks_per_start=options.start_blocks,
