@@ -133,8 +133,10 @@ class FrozenProcess:
         states = _states((core, *workers))
 
         def resume() -> None:
-            if any(proc.state() == STOPPED for proc in free):
-                engine.resume()
+            # Whatever state they are in: who was just told to stop has not stopped yet.
+            if any(proc.is_running() for proc in free):
+                with suppress(HarnessError):  # it has ended meanwhile, or cannot be reached: the proof says which
+                    engine.resume()
                 _await(lambda: STOPPED not in _states(free).values(), what="the core runs on")
 
         surroundings.undos.append(resume)
@@ -201,10 +203,15 @@ class KilledWithLeftovers:
         segments_before = _mapped_segments(targets)
         if segments_before:  # nobody can read it from the processes afterwards
             (surroundings.shared / SEGMENTS_RECORD).write_text("\n".join(sorted(segments_before)), encoding="utf-8")
-        _signal_all(targets, signal.SIGSTOP)  # else who is killed last removes what the others left
-        _await(
-            lambda: not any(t.is_running() and t.state() != STOPPED for t in targets), what="every process is frozen"
-        )
+        try:
+            _signal_all(targets, signal.SIGSTOP)  # else who is killed last removes what the others left
+            _await(
+                lambda: not any(t.is_running() and t.state() != STOPPED for t in targets),
+                what="every process is frozen",
+            )
+        except BaseException:
+            _signal_all(targets, signal.SIGCONT)
+            raise
         _signal_all(targets, signal.SIGKILL)
         _await(lambda: not any(target.is_running() for target in targets), what="every process has ended")
 

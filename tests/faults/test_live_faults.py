@@ -215,7 +215,21 @@ def test_an_interrupt_while_it_is_frozen_leaves_nothing_frozen(
             monkeypatch.setattr(process, "_await", lambda *args, **how: next(waits)(*args, **how))
         with pytest.raises(KeyboardInterrupt):
             strike(faults.frozen_process(), engine, surroundings)
-        assert [proc.state() for proc in frozen if proc.state() == "T"] == []
+        assert engine.go_on() == 0, "the parent runs on"
+        poll_until(lambda: not any(proc.is_running() for proc in frozen) or None, what="so does its child", limit_s=5.0)
+
+
+def test_an_interrupt_before_everything_is_killed_leaves_nothing_frozen(
+    surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_await", interrupt)
+    with running(SLEEPER) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            strike(faults.killed_with_leftovers(), engine, surroundings)
+        assert engine.go_on() == 0
 
 
 def test_who_never_gets_hold_of_a_strike_can_undo_it(surroundings: Surroundings) -> None:
