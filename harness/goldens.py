@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,7 @@ class Goldens:
                     self._progress(
                         f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
                     )
+                own = kept.with_name(f"{kept.name}.{secrets.token_hex(4)}")  # two runs may measure the same at once
                 measure_golden(
                     self._starter,
                     request,
@@ -110,7 +112,8 @@ class Goldens:
                     seed=self._seed,
                     ready_limit_s=READY_LIMIT_S,
                     forward=forward,
-                ).save(kept)
+                ).save(own)
+                own.replace(kept)
                 self._measured.append(key)
             self._known[key] = Golden.load(kept)
         return self._known[key]
