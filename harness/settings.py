@@ -23,7 +23,7 @@ EXPLAINED = {
     "engine": "engine to use: auto, container, process or reference",
     "image": "container image with vLLM (default: the CPU image built from docker/)",
     "vllm-version": "vLLM release of the CPU image",
-    "gpus": "GPUs for the container: ids, comma-separated, or all, or count=N",
+    "gpus": "GPUs for the container of --image: ids, comma-separated, or all, or count=N",
     "python": "interpreter with vLLM, for the process engine",
     "model": "checkpoints to roll out: tiny or smollm2 (default: what each scenario declares)",
     "old": "directory with your old checkpoint",
