@@ -156,3 +156,32 @@ def test_nothing_is_compared_where_latency_is_not_required(suite: Path, monkeypa
     assert not compared
     found = qualify(request(suite, candidate=candidate, required=("latency",)), lambda _: None)
     assert (len(compared), part(found, "latency").missing[0].because) == (1, "not now")
+
+
+def test_the_newest_of_its_own_comparisons_counts(suite: Path) -> None:
+    both = {"candidate": side("1.0"), "baseline": side("1.0")}
+    for name, factor in (("run-1", 1.0), ("run-2", 1.5)):
+        run = Path("out/comparison") / name
+        store_comparison(run, factor=factor, pairs=16, fresh=True)
+        edit_arms(run, engine="reference-1.0")
+        (run / "run.json").write_text("{}")
+        (run / "verdict.json").write_text(json.dumps({"answer": "no"}))
+    (Path("out/comparison") / "run-3").symlink_to("run-1")  # such as "latest"
+    found = qualify(request(suite, **both, **NIGHTLY), lambda _: None)
+    assert (found.verdict, found.sources["latency"]) == (Verdict.BROKEN, ("out/comparison/run-2",))
+
+
+def test_what_is_no_comparison_is_refused_and_one_of_other_engines_made_here_is_not_judged(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match='run" is not a comparison: harness compare makes one'):
+        qualify(request(suite, comparison=tmp_path / "run", **NIGHTLY), lambda _: None)
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16, fresh=True)
+    edit_arms(tmp_path / "compared", engine="reference-0.9")
+    monkeypatch.setattr("harness.compare.compare", lambda *_, **__: (tmp_path / "compared", None))
+    candidate = replace(side("2.0"), settings=Settings(engine="process", python=Path("/bin/true")))
+    asked = request(suite, candidate=candidate, **{**NIGHTLY, "may_run": True})
+    found = qualify(asked, lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert "its old side is reference-0.9" in part(found, "latency").missing[0].because

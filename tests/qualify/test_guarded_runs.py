@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -122,4 +123,29 @@ def test_a_scenario_that_cannot_be_run_says_why_and_keeps_no_other_back(
     assert [each.because for each in part(found, SCENARIOS).missing] == [
         "missing needs another rate",
         "other needs another rate",
+    ]
+
+
+def test_what_ran_without_guards_answers_for_no_guarded_scenario(suite: Path, tmp_path: Path) -> None:
+    store_guarded(tmp_path / "run")
+    file = tmp_path / "run/scenarios/missing-guarded/scenario.json"
+    file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
+    given = request(suite, scenarios_runs=(tmp_path / "run",), required=(SCENARIOS,), may_run=False)
+    assert [each.name for each in part(qualify(given, lambda _: None), SCENARIOS).missing] == ["missing"]
+
+
+def test_a_run_on_the_reference_engine_says_that_it_is_none_on_vllm(suite: Path, tmp_path: Path) -> None:
+    store_guarded(tmp_path / "run")
+    given = request(suite, scenarios_runs=(tmp_path / "run",), may_run=False)
+    assert not any("not vLLM" in note for note in qualify(given, lambda _: None).notes)
+    file = tmp_path / "run/run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "engine_kind": "reference"}))
+    assert any("not vLLM" in note for note in qualify(given, lambda _: None).notes)
+
+
+def test_a_side_that_cannot_be_started_recovers_from_nothing_and_says_why(suite: Path) -> None:
+    found = qualify(request(suite, may_run=False), lambda _: None)
+    assert [(each.name, each.because) for each in part(found, "recovery").missing] == [
+        (f"recoveries of the {arm}", f"no run of the {arm} was given, and nothing may be run")
+        for arm in ("baseline", "candidate")
     ]
