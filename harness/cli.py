@@ -313,9 +313,11 @@ def _measure(options: argparse.Namespace) -> int:
     from harness.recording import measure_starts
     from harness.settings import settings_from
 
+    settings = settings_from(vars(options), os.environ)
+    settings.require_as_declared()
     measured = measure_starts(
         options.paths,
-        settings_from(vars(options), os.environ),
+        settings,
         options.into,
         starts=options.starts,
         select=options.select,

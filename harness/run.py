@@ -195,6 +195,7 @@ class Run:
             engine_label=self.identity.label,
             expected_layers=() if known is None else known.layers,
             faults=tuple(fault.name for fault in scenario.faults),
+            replaced=self.settings.replaced,
         )
         place = declare(self.directory, scenario.declaration(), suffix, claims, context)
         work = self.work / place.name

@@ -81,6 +81,27 @@ class Settings:
             if path is not None and not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
                 raise UsageError(f'{name} checkpoint "{path}" is not a readable directory')
 
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Return what scenarios declare and these settings replace: starts recorded without them say little of these."""
+        given = {
+            "model": self.model is not None,
+            "old and new": self.old is not None,
+            "engine-arguments": bool(self.engine_arguments),
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
+
+    def require_as_declared(self) -> None:
+        """Check that scenarios are run as they are declared, so that what is seen can be recorded under their names.
+
+        Raises: UsageError naming what is not.
+        """
+        if self.replaced:
+            raise UsageError(
+                f"recorded starts are of checkpoints and launch lines as scenarios declare them, but given was: {', '.join(self.replaced)}; "
+                "declare a scenario of your own with them"
+            )
+
     def as_json(self) -> dict[str, Any]:
         """Return the settings ready for JSON."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}

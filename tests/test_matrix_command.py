@@ -65,3 +65,12 @@ def test_a_wrong_call_starts_nothing(
     assert cli.main(["matrix", str(suite), *given, *PAGES]) == 3
     assert said in capsys.readouterr().err
     assert not Path("into").exists()
+
+
+def test_other_checkpoints_than_scenarios_declare_are_not_recorded(
+    suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLOUT_MODEL", "smollm2")
+    assert cli.main(["matrix", str(suite), "--engine", "reference", *PAGES]) == 3
+    assert "as scenarios declare them, but given was: model" in capsys.readouterr().err
+    assert not Path("into").exists()

@@ -45,11 +45,11 @@ def layer_as_expected(history: History, context: Context) -> Judgement:
         return Verdict.UNKNOWN, f"nobody noticed anything where {known[-1]} was recorded: {seen.because}", seen.evidence
     latest = max(known, key=lambda layer: layer.rank)
     if seen.layer.rank > latest.rank:
-        return (
-            Verdict.BROKEN,
-            f"noticed at {seen.layer}, later than ever recorded ({latest}): {seen.because}",
-            seen.evidence,
-        )
+        later = f"noticed at {seen.layer}, later than ever recorded ({latest}): {seen.because}"
+        if context.replaced:
+            other = f"; but the recorded starts are without what this run was given: {', '.join(context.replaced)}"
+            return Verdict.UNKNOWN, later + other, seen.evidence
+        return Verdict.BROKEN, later, seen.evidence
     earlier = "" if seen.layer in known else f", earlier than ever recorded ({', '.join(sorted(set(known)))})"
     return Verdict.HELD, f"noticed at {seen.layer}{earlier}: {seen.because}", seen.evidence
 

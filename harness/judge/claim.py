@@ -42,3 +42,6 @@ class Context:
     engine_label: str
     expected_layers: tuple[Layer, ...] = ()  # one per recorded start of this scenario on this engine release
     faults: tuple[str, ...] = ()  # the declared ones: each has to prove itself
+    replaced: tuple[
+        str, ...
+    ] = ()  # what this run replaced of what the scenario declares: recorded starts are without that

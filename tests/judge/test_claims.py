@@ -157,6 +157,14 @@ def test_layer_is_compared_with_the_latest_of_three_recorded_starts(
     assert verdict(claims.layer_as_expected(), WHOLE, context) is expected
 
 
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [((Layer.CANARY,) * 3, Verdict.HELD), ((Layer.STARTUP,) * 3, Verdict.UNKNOWN)]
+)
+def test_recorded_starts_of_other_checkpoints_accuse_nobody(recorded: tuple[Layer, ...], expected: Verdict) -> None:
+    context = Context(scenario="s", engine_label="reference-1", expected_layers=recorded, replaced=("model",))
+    assert verdict(claims.layer_as_expected(), WHOLE, context) is expected
+
+
 def test_every_declared_claim_has_a_judge() -> None:
     declared = [
         value
