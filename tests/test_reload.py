@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness import Guard, Scenario, claims, faults, load, rollout
+from harness import Guard, Scenario, claims, faults, goldens, load, rollout
 from harness.engine.dev_api import Reply
 from harness.engine.rollout import How
 from harness.errors import ScenarioInvalid
@@ -20,6 +20,7 @@ from harness.judge.detection import Detection
 from harness.judge.moments import Layer
 from harness.judge.reloads import reloads
 from harness.judge.verdict import Verdict
+from harness.observe import golden
 from harness.observe.history import Event, EventKind, History, Recorder, load_history
 from harness.reload import OF_NO_BYTES, InPlace, compared
 from harness.scenario import Mode
@@ -28,6 +29,7 @@ from tests.planted import DEFECT, Planted, PlantingStarter, require, run_on, sho
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 READY_LIMIT_S = 180.0  # of an engine that is ready within a second, on a machine that others use
+LIMIT_S = 900.0  # of a scenario of seconds, likewise: past it canaries get no time to answer
 CONTEXT = Context(scenario="s", engine_label="reference-1")
 SAFELY = rollout.reload_in_place(ready_limit_s=READY_LIMIT_S)
 CARELESSLY = rollout.reload_in_place(reset_prefix_cache=False, pause=False, ready_limit_s=READY_LIMIT_S)
@@ -38,8 +40,15 @@ Record = Callable[..., tuple[list[Detection], list[History]]]
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep checkpoints and known-good answers of these tests to themselves."""
+    """Keep checkpoints and known-good answers of these tests to themselves.
+
+    The reference engine gives the same answer to the last bit, also under load, and computes it with our own forward pass: to
+    ask it forty times how far noise moves it, and to compute it again, took most of the time that these tests took.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(golden, "NOISE_CHECKS", 4)
+        patch.setattr(golden, "NOISE_CHECKS_DECODED", 2)
+        patch.setattr(goldens, "forward_pass_for", lambda source: None)
         patch.setenv("ROLLOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -47,7 +56,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def reload(
     name: str, *injected: faults.Fault, how: rollout.Rollout = SAFELY, claimed: Sequence[Claim] = CLAIMED
 ) -> Scenario:
-    return short(name, *injected, claims=tuple(claimed), rollout=how, guarded_rollout=how)
+    return short(name, *injected, claims=tuple(claimed), rollout=how, guarded_rollout=how, limit_s=LIMIT_S)
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ def test_good_reloads_do_no_harm_and_share_one_engine_with_others_that_it_surviv
     pause, *_, resume = histories[0].of(EventKind.RELOAD_ENDED)[0].data["calls"]
     assert (pause["call"], resume["call"]) == ("pause", "resume")
     called = reloads(histories[0])[0]
-    assert called.started_ns < called.call_ns[0] < called.call_ns[1] < called.ended_ns < called.after_ns
+    assert called.started_ns < called.call_ns[0] < called.call_ns[1] < called.ended_ns <= called.after_ns
 
 
 @pytest.mark.parametrize(

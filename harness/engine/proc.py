@@ -61,7 +61,8 @@ class Proc:
 
     def maps(self, file: FileId) -> bool:
         """Say whether a file is mapped into its memory."""
-        return any(file.is_in(line.split(maxsplit=5)) for line in self._lines("maps"))
+        inode = f" {file.inode} "  # looked for first: an engine maps thousands of files, and is asked often
+        return any(inode in line and file.is_in(line.split(maxsplit=5)) for line in self._lines("maps"))
 
     def has_open(self, file: FileId) -> bool:
         """Say whether one of its file descriptors is this file."""

@@ -36,6 +36,7 @@ HOLD_LIMIT_S = 240.0
 LOOK_EVERY_S = 0.002  # a small file is held for some tens of milliseconds
 STEP_S = 0.0005  # how long a process that holds the file runs on before it is frozen again
 LIST_EVERY_S = 0.25
+LISTING_FACTOR = 10
 ASK_EVERY_S = 1.0
 FREEZE_LIMIT_S = 5.0
 
@@ -172,8 +173,10 @@ def _stop_in_the_middle(engine: Engine, load: Load, held: ExitStack) -> tuple[Pr
     def look() -> Progress | str | None:
         nonlocal processes, farthest, next_list, next_ask
         if next_list.is_expired():
-            next_list = Deadline.after(LIST_EVERY_S)
+            listing = Deadline.after(LIST_EVERY_S)
             processes = [proc for pid in engine.processes("all") if (proc := find(pid)) is not None]
+            # On a busy machine it takes long, and a file is loaded in a moment: most of the time is for looking.
+            next_list = Deadline.after(max(LIST_EVERY_S, LISTING_FACTOR * listing.waited_s()))
             if engine.exit_code() is not None:
                 return "ended"
         for proc in processes:
