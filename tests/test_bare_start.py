@@ -34,7 +34,7 @@ def scenario(name: str, timeline: tuple[Step, ...], *more: Fault) -> Scenario:
         *more,
         faults.killed_process("server"),
         claims=(claims.layer_as_expected(),),
-        rollout=rollout.restart(ready_limit_s=30.0),
+        rollout=rollout.restart(ready_limit_s=120.0),
         timeline=timeline,
     )
 
