@@ -51,7 +51,10 @@ class DevApi(EngineApi):
     """Speaks with the development endpoints; a call that fails is a reply too, never an exception."""
 
     def reload_weights(self, path: str | None = None) -> Reply:
-        """Let every worker read its weights again: from where it was started, or from another path as the engine sees it."""
+        """Let every worker read its weights again, from a path as the engine sees it.
+
+        Without one from where it read last: that is where it was started only until a reload from elsewhere.
+        """
         body: dict[str, Any] = {"method": "reload_weights"}
         if path is not None:
             body["kwargs"] = {"weights_path": path}
