@@ -22,16 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare what tests may need, and refuse to require what does not exist."""
+    """Declare what tests may need; the plug-in refuses to require what does not exist."""
     config.addinivalue_line("markers", "docker: needs a Docker engine")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "slow: takes minutes; runs only when required")
-    from harness.errors import UsageError, required_resources
-
-    try:
-        config.option.rollout_require = ",".join(required_resources(config.option.rollout_require))
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(wrapper=True)

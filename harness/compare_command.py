@@ -107,11 +107,12 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.compare import Options, compare
     from harness.judge.gates import GateLimits
     from harness.judge.slo import parse_slo
-    from harness.settings import settings_from
+    from harness.settings import require_free, settings_from
 
     settings = settings_from(vars(options), os.environ)
     try:
         new_arguments = tuple(shlex.split(options.new_arguments))
+        require_free(new_arguments)
     except ValueError as error:
         raise UsageError(f'new-arguments "{options.new_arguments}" cannot be read as a command line: {error}') from None
     asked = Options(
@@ -259,7 +260,8 @@ def _show(comparison: Comparison) -> None:
             f"{found.pair_sd:9.1%}{found.detectable:+8.1%}"
         )
     for name, found in comparison.null.items():
-        print(f"  negative control {name}: {found.effect:+.1%} ({found.pairs} pairs)")
+        seen = f"{found.effect:+.1%} ({found.pairs} pairs)" if found.pairs > 1 else "one pair, too few to say"
+        print(f"  negative control {name}: {seen}")
     if comparison.power:
         print(printable(f"  {comparison.power}"))
     for note in comparison.notes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.errors import UsageError, required_resources
 from harness.settings import EXPLAINED
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers that say when a scenario is run."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    try:
+        config.option.rollout_require = ",".join(required_resources(config.option.rollout_require))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")

@@ -87,6 +87,8 @@ def _collected(paths: Sequence[Path]) -> Iterator[Collected]:
 def _imported(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.absolute().parent.parent))  # scenarios import what they share as a package
     try:
+        if not file.is_file():
+            raise UsageError(f'"{file}" does not exist: name scenario files, or directories of them')
         spec = importlib.util.spec_from_file_location(file.stem, file)
         if spec is None or spec.loader is None:
             raise UsageError(f'"{file}" is not a Python module')

@@ -131,7 +131,7 @@ def test_absent_image_and_absent_nvidia_runtime(tell: Tell, monkeypatch: pytest.
         (["judge", "/dev/null"], '"/dev/null" is not a run of this harness'),
         (["expectations", "accept", "rollouts", "--reason", "x"], '"rollouts" is not a run of this harness'),
         (["expectations", "accept", "rollouts", "--reason", " "], "accepting needs a reason"),
-        (["expectations", "measure", "rollouts/nowhere.py"], 'nowhere.py" cannot be imported'),
+        (["expectations", "measure", "rollouts/nowhere.py"], 'nowhere.py" does not exist'),
         (["expectations", "measure", "rollouts", "--model", "smollm2"], "but given was: model"),
         (["expectations", "measure", "rollouts", "-k", "zzz"], 'no scenario whose name holds "zzz"'),
     ],

@@ -212,6 +212,7 @@ def test_option_that_cannot_be_used_is_named(change: dict[str, object], said: st
         (["compare", "--engine", "reference", "--limit", "lag_ms_p99=x"], 'must be a number, got "x"'),
         (["compare", "--engine", "reference", "--new-environment", "X"], 'new-environment "X" is not NAME=VALUE'),
         (["compare", "--engine", "reference", "--new-arguments", "'"], "cannot be read as a command line"),
+        (["compare", "--engine", "reference", "--new-arguments", "--port 1"], 'argument "--port" cannot be given'),
         (["compare", "--engine", "reference", "--confirms", "no", "--profile", "confirm"], '"no" is not a comparison'),
         (["compare", "--engine", "reference", "--output-tokens", "300"], "are 324 together, max_model_len is 256"),
         (["verdict", "nowhere"], '"nowhere" is not a run of this harness'),

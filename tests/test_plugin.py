@@ -142,6 +142,14 @@ def test_wrong_option_ends_the_session_with_a_sentence(suite: pytest.Pytester) -
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
+def test_what_nothing_can_lack_cannot_be_required(suite: pytest.Pytester) -> None:
+    write_suite(suite.path)
+    result = run(suite, "--rollout-require", "docker, dokcer")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(['*nothing is called "dokcer" that could be required; known: *'])
+    assert not (suite.path / "results").exists()
+
+
 def test_unknown_fault_is_named_where_it_was_asked_for(suite: pytest.Pytester) -> None:
     test = write_suite(suite.path) / "test_widened.py"
     test.write_text(test.read_text().replace("faults.widen_tensor", "faults.widen_tensors"))

@@ -33,6 +33,8 @@ def write_manifest(checkpoint: Path, file: Path) -> Manifest:
     """
     if not checkpoint.is_dir():
         raise UsageError(f'the checkpoint "{checkpoint}" is not a directory')
+    if file.is_dir() or not file.name:
+        raise UsageError(f'the manifest is to be a file, but "{file}" is a directory')
     paths = _listed(checkpoint, file)
     sizes = {name: _size_bytes(path) for name, path in paths.items()}
     shards = {name: shard for name, path in paths.items() if (shard := _shard(path)) is not None}

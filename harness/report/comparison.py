@@ -81,7 +81,10 @@ def render_comparison(comparison: Comparison, blocks: Sequence[Block]) -> str:
                 _arm(name, [b for b in blocks if b.arm == name and not (name == "old" and b.is_null)]) for name in ARMS
             ],
             gates=_gates(blocks),
-            null=[(name, _signed(seen.effect), _interval(seen), seen.pairs) for name, seen in comparison.null.items()],
+            null=[
+                (name, _signed(seen.effect) if seen.pairs > 1 else "too few to say", _interval(seen), seen.pairs)
+                for name, seen in comparison.null.items()
+            ],
             keys=[_key(comparison, name) for name in KEY_FIELDS],
             blocks=len(blocks),
         )

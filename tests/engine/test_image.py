@@ -267,6 +267,19 @@ def test_the_dockerfile_copies_the_settings_as_the_removal_expects_it() -> None:
     assert holding == ["packages AS install"]
 
 
+def test_the_final_image_descends_from_no_stage_that_saw_the_hosts_settings() -> None:
+    """A layer keeps what a later one removes, and the history keeps the values of build arguments."""
+    stages = image._build_file(image._DOCKERFILE).read_text().split("\nFROM ")[1:]
+    named = {stage.split("\n")[0].split()[-1]: stage for stage in stages if " AS " in stage.split("\n")[0]}
+    stage: str | None = stages[-1]
+    lines: list[str] = []
+    while stage is not None:
+        lines += stage.splitlines()
+        stage = named.pop(stage.split()[0], None)
+    seen = [line for line in lines if line.startswith("ARG ") or (line.startswith("COPY ") and "--from=" not in line)]
+    assert seen == []
+
+
 def test_a_full_disk_is_named() -> None:
     error = {"error": "write /opt/x: no space left on device"}
     assert image._why_build_failed(error, deque()) == "the disk is full (no space left on device)"

@@ -351,3 +351,10 @@ def test_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (path / "config.json").symlink_to("nowhere")
     assert cli.main(["manifest", str(path), "--out", str(out)]) == EXIT_BROKEN
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["", "there"])
+def test_a_manifest_that_would_be_a_directory_is_refused(tmp_path: Path, out: str) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UsageError, match="is to be a file, but"):
+        write_manifest(tmp_path, tmp_path / out if out else Path(out))
