@@ -124,6 +124,8 @@ def _changes(releases: Sequence[Release]) -> str:
             old, new = before.known[scenario].latest, after.known[scenario].latest
             if old is not new:
                 worse = "**noticed later**" if new.rank > old.rank else "noticed earlier"
+                if Layer.HARMLESS in (old, new):
+                    worse = "does no harm any more" if new is Layer.HARMLESS else "**does harm since**"
                 lines.append(f"- {before.version} to {after.version}: {title_of(scenario)}: {old}, then {new}: {worse}")
     if len(lines) == 1:
         lines.append("Nothing among what is measured.")

@@ -42,6 +42,8 @@ def test_releases_are_ordered_as_versions_and_others_are_named(tmp_path: Path) -
         (Layer.STARTUP, Layer.CANARY, "startup, then canary: **noticed later**"),
         (Layer.CANARY, Layer.STARTUP, "canary, then startup: noticed earlier"),
         (Layer.CANARY, Layer.CANARY, "Nothing among what is measured."),
+        (Layer.CANARY, Layer.HARMLESS, "canary, then harmless: does no harm any more"),
+        (Layer.HARMLESS, Layer.STARTUP, "harmless, then startup: **does harm since**"),
     ],
 )
 def test_what_changed_between_releases_is_said(tmp_path: Path, before: Layer, after: Layer, said: str) -> None:
