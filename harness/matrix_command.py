@@ -65,7 +65,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
     if options.starts < 1:
         raise UsageError(f"starts must be at least 1, got {options.starts}")
-    settings = settings_from({key: value for key, value in vars(options).items() if key != "engine"}, os.environ)
+    settings = settings_from(vars(options), os.environ)
     settings.require_as_declared()
     sides = [parse_side(given, settings, options.expectations) for given in options.engines]
     for side in sides:

@@ -202,6 +202,19 @@ def test_a_start_that_hangs_after_an_error_is_told_from_a_slow_machine(
     assert bool(seen.doubt) == is_doubted
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("neither", "neither (its logprobs differ by 0.062 from those of the new checkpoint, by 13 from the old)"),
+        ("old", "answered by: old"),
+    ],
+)
+def test_how_far_an_answer_of_neither_checkpoint_is_from_both_is_told(answer: str, said: str) -> None:
+    data = {"incarnation": "new-1", "answer": answer, "difference_old": 13.27, "difference_new": 0.06203}
+    seen = detection(history(*before(), *rollout(), event(7, EventKind.CANARY_CHECKED, **data)))
+    assert seen.because.endswith(said)
+
+
 def test_canaries_without_a_usable_answer_leave_users_exposed() -> None:
     checked = event(6.05, EventKind.CANARY_CHECKED, incarnation="new-1", answer="new")
     failing = [canary(6.4 + at, "new-1", None, result="http_4xx") for at in range(3)]

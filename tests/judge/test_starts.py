@@ -61,6 +61,12 @@ def test_where_users_are_served_their_answers_count_and_only_until_the_remedy() 
     assert wrong_ratio(history(*before(), *remedy())) is None  # no fault began
 
 
+def test_canaries_before_the_fault_and_after_the_remedy_are_not_counted() -> None:
+    outside = [checked(4.5, "neither"), checked(9.5, "neither")]
+    seen = history(*bare(checked(7, "new"), *outside), event(9, EventKind.REMEDY_STARTED, what="repair"))
+    assert wrong_ratio(seen) == 0.0
+
+
 def test_engines_that_are_handed_on_are_no_starts_and_no_cold_ones() -> None:
     handed = event(1, EventKind.ENGINE_STARTING, incarnation="old-1", expects="old", launch={"handed_on": "new-2"})
     cost = Cost.of(
