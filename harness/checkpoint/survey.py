@@ -145,14 +145,19 @@ def read_small(path: Path) -> bytes:
     return raw
 
 
+def refuse_made_for_memory(raw: bytes) -> None:
+    """Raise ValueError when a JSON text is made to take far more memory than its size."""
+    built_bytes = sum(raw.count(character) * size for character, size in BUILT_BYTES.items())
+    if built_bytes > SMALL_BUILT_BYTES + MAX_BUILT_RATIO * len(raw):
+        raise ValueError(f"{len(raw):,} bytes that hold values enough for {built_bytes:,}")
+
+
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Read a JSON object, unless it is made to take far more memory than its text does.
 
     Raises: ValueError with the reason.
     """
-    built_bytes = sum(raw.count(character) * size for character, size in BUILT_BYTES.items())
-    if built_bytes > SMALL_BUILT_BYTES + MAX_BUILT_RATIO * len(raw):
-        raise ValueError(f"{len(raw):,} bytes that hold values enough for {built_bytes:,}")
+    refuse_made_for_memory(raw)
     try:
         value = json.loads(raw.decode("utf-8"))
     except RecursionError:

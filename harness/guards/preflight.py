@@ -21,7 +21,6 @@ from harness.guards.numpy_cache import numpy_cache_findings
 from harness.guards.releases import Release, architectures, newest, release_of
 from harness.guards.side_files import differences, side_file_findings
 from harness.guards.structure import finding_of
-from harness.guards.token_ids import tokenizer_of
 from harness.guards.values import value_findings
 
 __all__ = ["PreflightFinding", "PreflightReport", "Published", "Severity", "check", "examine"]
@@ -98,23 +97,22 @@ def examine(
 def _findings(
     path: Path, launch: Launch, dtype: str, against: Path | None, read_tensors: bool, deep: bool
 ) -> Iterator[PreflightFinding]:
-    with tokenizer_of(path) as tokenizer:  # large, so it is read while everything else is looked at
-        surveyed, defects = survey(path)
-        structural = [finding_of(defect) for defect in defects]
-        config = with_overrides(surveyed.config, launch)
-        if launch.text("--load-format") == "sharded_state":  # names and shapes of its own, the same ones for every rank
-            structural = [finding for finding in structural if finding.id != "D11"]
-            checkpoint = replace(surveyed, config=config, shards=())
-        else:
-            checkpoint = replace(surveyed, config=config)
-        yield from structural
-        if path.is_dir():
-            is_whole = not any(finding.id in UNREAD for finding in structural)
-            yield from _architecture(checkpoint, launch.release)
-            yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
-            for finding in side_file_findings(checkpoint, tokenizer):
-                if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
-                    yield finding
+    surveyed, defects = survey(path)
+    structural = [finding_of(defect) for defect in defects]
+    config = with_overrides(surveyed.config, launch)
+    if launch.text("--load-format") == "sharded_state":  # names and shapes of its own, the same ones for every rank
+        structural = [finding for finding in structural if finding.id != "D11"]
+        checkpoint = replace(surveyed, config=config, shards=())
+    else:
+        checkpoint = replace(surveyed, config=config)
+    yield from structural
+    if path.is_dir():
+        is_whole = not any(finding.id in UNREAD for finding in structural)
+        yield from _architecture(checkpoint, launch.release)
+        yield from _layout(checkpoint, is_whole=is_whole, deep=deep)
+        for finding in side_file_findings(checkpoint):
+            if not (has_other_tokenizer(launch) and "tokenizer" in f"{finding.seen} {finding.where}"):
+                yield finding
     yield from argument_findings(checkpoint, launch, dtype=dtype)
     if launch.is_given:
         yield from file_findings(surveyed, launch, against=against)

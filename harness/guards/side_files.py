@@ -10,7 +10,7 @@ from typing import Any
 from harness.checkpoint.survey import Checkpoint, read_json
 from harness.errors import CheckpointDefect
 from harness.guards.finding import PreflightFinding, Severity, shortened
-from harness.guards.token_ids import Tokenizer
+from harness.guards.token_ids import id_without_embedding
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -29,7 +29,7 @@ COPY_AGAIN = "copy the file again from where it was published"
 PAIR = "publish tokenizer, config and weights of one release together"
 
 
-def side_file_findings(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Iterator[PreflightFinding]:
+def side_file_findings(checkpoint: Checkpoint) -> Iterator[PreflightFinding]:
     """Yield what is wrong with tokenizer and generation defaults."""
     path = checkpoint.path
     rows = _embedding_rows(checkpoint)
@@ -47,7 +47,7 @@ def side_file_findings(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Iterator
         if os.path.lexists(path / name):
             try:
                 if name == "tokenizer.json":
-                    beyond = tokenizer.id_without_embedding(rows)
+                    beyond = id_without_embedding(path / name, rows)
                     if beyond is not None and rows is not None:
                         yield _beyond(f"token id {beyond}", name, rows)
                 else:

@@ -1,12 +1,10 @@
-"""Whether tokenizer.json is JSON and its ids have embeddings: the quick way says what Python's JSON reader says."""
+"""Whether tokenizer.json is JSON and its ids have embeddings: simdjson says what Python's JSON reader says."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
+import subprocess
 import sys
-import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,20 +13,7 @@ from hypothesis import strategies as st
 
 from harness.checkpoint.survey import parse_object, read_small
 from harness.errors import CheckpointDefect
-from harness.guards.token_ids import (
-    LISTS_MAX,
-    Tokenizer,
-    _is_utf_8,
-    _list_or_number_from,
-    _may_be_beyond,
-    largest_token_id,
-    tokenizer_of,
-)
-
-
-def id_without_embedding(raw: bytes, rows: int | None) -> int | None:
-    with closing(Tokenizer(raw)) as text:
-        return text.id_without_embedding(rows)
+from harness.guards.token_ids import LARGE_BYTES, _quick_ids, id_beyond, id_without_embedding, largest_token_id
 
 
 def tokenizer(vocabulary: object, added: object = ()) -> bytes:
@@ -63,7 +48,7 @@ def tokenizer(vocabulary: object, added: object = ()) -> bytes:
     ],
 )
 def test_ids_without_a_row_are_found(raw: bytes, rows: int | None, beyond: int | None) -> None:
-    assert id_without_embedding(raw, rows) == beyond
+    assert id_beyond(raw, rows) == beyond
 
 
 @pytest.mark.parametrize(
@@ -72,23 +57,51 @@ def test_ids_without_a_row_are_found(raw: bytes, rows: int | None, beyond: int |
 )
 def test_what_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        id_without_embedding(raw, 10)
+        id_beyond(raw, 10)
 
 
-def test_it_also_works_in_a_python_without_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sqlite3", None)
-    assert id_without_embedding(tokenizer({"a": 99}), 10) == 99
-    assert id_without_embedding(tokenizer({"a": 9}), 10) is None
+def test_it_also_works_in_a_python_without_simdjson(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simdjson", None)
+    assert _quick_ids(tokenizer({"a": 9})) is None
+    assert id_beyond(tokenizer({"a": 99}), 10) == 99
+    assert id_beyond(tokenizer({"a": 9}), 10) is None
     with pytest.raises(ValueError, match="Expecting"):
-        id_without_embedding(b"{", 10)
+        id_beyond(b"{", 10)
 
 
-@given(smallest=st.integers(1, 10**7), number=st.integers(0, 10**8))
-@example(smallest=99, number=100)
-@example(smallest=109, number=110)
-def test_the_search_finds_exactly_the_numbers_from_the_smallest_on(smallest: int, number: int) -> None:
-    found = _list_or_number_from(smallest).search(f'{{"a": {number}}}'.encode())
-    assert (found is not None) == (number >= smallest)
+@pytest.mark.parametrize(
+    ("raw", "ids"),
+    [
+        (tokenizer({"a": 3, "b": 9}, [{"id": 12}, {"content": "x"}]), [12, 9]),
+        (tokenizer([["a", -1.5]] * 11), [10]),
+        (tokenizer({}), [-1]),
+        (b"{}", [-1]),
+        (b'{"model": {"vocab": {"a": 3}}, "model": {"vocab": {"a": 5}}}', None),
+        (b'{"model": {"vocab": {"a": 3}, "vocab": {"a": 5}}}', None),
+        (b'{"added_tokens": [{"id": 3, "id": 5}]}', None),
+        (tokenizer({"a": 3}).replace(b"{", b'{"x": 1, "x": 2, ', 1), [3]),
+        (tokenizer({"a": "many"}), None),
+        (tokenizer({"a": 1, "b": None}), None),
+        (tokenizer({"a": [1]}), None),
+        (b'{"model": 3}', None),
+        (b'{"added_tokens": [3]}', None),
+        (b'{"model": {"vocab": {"a": 99999999999999999999}}}', None),
+        (b" {}", None),
+    ],
+)
+def test_what_it_sees_is_never_smaller_than_the_largest_id(raw: bytes, ids: list[int] | None) -> None:
+    assert _quick_ids(raw) == ids
+    largest = largest_token_id(parse_object(raw))
+    assert ids is None or largest is None or max(ids) >= largest
+
+
+def test_python_is_not_asked_about_a_tokenizer_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("harness.guards.token_ids.parse_object", lambda raw: asked.append(raw) or {})
+    assert id_beyond(tokenizer({"a": 9}), 10) is None
+    assert not asked
+    id_beyond(tokenizer({"a": 10}), 10)
+    assert len(asked) == 1
 
 
 TEXT = json.dumps(
@@ -106,16 +119,15 @@ TEXT = json.dumps(
 def test_what_the_quick_reader_accepts_is_json(at: int, put: bytes, cut: int) -> None:
     raw = TEXT.encode()
     raw = raw[:at] + put + raw[at + cut :]
-    with closing(Tokenizer(raw)) as text:
-        if text.is_surely_json() and _is_utf_8(raw):
-            parse_object(raw)
+    if _quick_ids(raw) is not None:
+        parse_object(raw)
     try:
         expected = largest_token_id(parse_object(raw))
     except ValueError:
         with pytest.raises(ValueError, match=r".+"):
-            id_without_embedding(raw, 20)
+            id_beyond(raw, 20)
         return
-    assert id_without_embedding(raw, 20) == (expected if expected is not None and expected >= 20 else None)
+    assert id_beyond(raw, 20) == (expected if expected is not None and expected >= 20 else None)
 
 
 def test_a_text_made_to_fill_memory_is_refused() -> None:
@@ -123,30 +135,31 @@ def test_a_text_made_to_fill_memory_is_refused() -> None:
         parse_object(b'{"a":[' + b"[0]," * 1_000_000 + b"0]}")
 
 
-def test_it_is_read_in_a_thread_that_ends_with_the_block(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer({str(number): number for number in range(50_000)}))
-    before = threading.active_count()
-    with tokenizer_of(tmp_path) as text:
-        assert text.id_without_embedding(50_000) is None
-        assert text.id_without_embedding(49_999) == 49_999
-    with pytest.raises(ZeroDivisionError), tokenizer_of(tmp_path) as text:
-        _ = 1 / 0  # nobody asks: then nobody waits until it has been read
-    assert threading.active_count() == before
-    assert text._connection is not None
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        text._connection.execute("SELECT 1")
+MEASURED = """
+import resource, sys
+from harness.guards.token_ids import id_beyond
+raw = b'{"a":[' + b"0," * (int(sys.argv[1]) // 2) + b"0]}"
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    id_beyond(raw, 10)
+except ValueError:
+    pass
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
 
 
-def test_many_lists_and_rows_beyond_measure_are_left_to_python() -> None:
-    assert not _may_be_beyond(b'{"a":[]' + b',"a":[]' * (LISTS_MAX - 1) + b"}", 10)
-    assert _may_be_beyond(b'{"a":[]' + b',"a":[]' * LISTS_MAX + b"}", 10)
-    assert id_without_embedding(tokenizer({"a": 10**9}), 10**4000) is None
+@pytest.mark.parametrize("size_bytes", [LARGE_BYTES - 100, LARGE_BYTES + 100, 50_000_000])
+def test_a_text_made_for_simdjson_takes_no_more_memory_than_any_header(size_bytes: int) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(size_bytes)], capture_output=True, text=True, check=True)
+    assert 0 <= int(done.stdout) <= 100_000_000 + 10 * size_bytes
 
 
 def test_a_file_that_grows_while_it_is_read_is_read_to_its_end() -> None:
     assert read_small(Path("/proc/version")).startswith(b"Linux")  # it has no size
 
 
-def test_why_it_cannot_be_read_is_said_to_whoever_asks(tmp_path: Path) -> None:
-    with tokenizer_of(tmp_path) as text, pytest.raises(CheckpointDefect, match="no such file"):
-        text.id_without_embedding(10)
+def test_why_it_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointDefect, match="no such file"):
+        id_without_embedding(tmp_path / "tokenizer.json", 10)
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer({"a": 99}))
+    assert id_without_embedding(tmp_path / "tokenizer.json", 10) == 99
