@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.judge.expectations import NOTHING_RECORDED, Expectation
 from harness.judge.moments import Layer
-from harness.judge.recovery import judge_recoveries
+from harness.judge.recovery import NONE, Recoveries, judge_recoveries
 from harness.judge.verdict import Finding, Verdict
 
 STARTS_MIN = 3  # recorded starts, of the baseline and of the candidate
@@ -214,22 +214,32 @@ def _compared(old: Expectation, new: Expectation, starts: int) -> tuple[Verdict,
 
 
 def judge_recovery(
-    baseline: Mapping[str, Sequence[float]],
-    candidate: Mapping[str, Sequence[float]],
+    baseline: Recoveries,
+    candidate: Recoveries,
     why: Mapping[str, str],
     *,
+    baseline_beyond: Recoveries = NONE,
+    candidate_beyond: Recoveries = NONE,
     is_required: bool = True,
 ) -> Part:
-    """Judge recovery times, in seconds by scenario and mode; `why` says for an arm why it has none."""
+    """Judge recovery times, in seconds by scenario and mode; `why` says for an arm why it has none.
+
+    Those `beyond` were watched for so long and had not ended.
+    """
     missing = [
         Missing(name=f"recoveries of the {arm}", because=why.get(arm, "no scenario of it recovered, or none was run"))
-        for arm, times in (("baseline", baseline), ("candidate", candidate))
-        if not any(times.values())
+        for arm, times in (
+            ("baseline", (*baseline.values(), *baseline_beyond.values())),
+            ("candidate", (*candidate.values(), *candidate_beyond.values())),
+        )
+        if not any(times)
     ]
-    findings = [
-        Finding(claim=each.name, verdict=each.verdict, because=each.because)
-        for each in (judge_recoveries(baseline, candidate) if not missing else ())
-    ]
+    judged = (
+        ()
+        if missing
+        else judge_recoveries(baseline, candidate, baseline_beyond=baseline_beyond, candidate_beyond=candidate_beyond)
+    )
+    findings = [Finding(claim=each.name, verdict=each.verdict, because=each.because) for each in judged]
     return Part(name=RECOVERY, is_required=is_required, required=2, findings=tuple(findings), missing=tuple(missing))
 
 

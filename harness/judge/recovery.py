@@ -2,13 +2,16 @@
 
 Recoveries of different scenarios are not alike, so they are only ranked within their own scenario and mode; the test is then
 exact over all of them together. With a single scenario it is the test of Mann and Whitney.
+
+A recovery that was not watched to its end is longer than the watch, by nobody knows how much. To leave it out would leave out
+the slow ones. So the answer must be the same wherever between the end of the watch and never it came, or it is none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from harness.judge.verdict import Verdict
@@ -20,6 +23,8 @@ LEVEL_NOT_SLOWER = 0.05
 SHORTEST_S = 1e-3  # what is shorter was not measured
 
 Stratum = tuple[Sequence[float], Sequence[float]]  # recoveries of the baseline and of the candidate, in seconds
+Recoveries = Mapping[str, Sequence[float]]  # in seconds, by scenario and mode
+NONE: Recoveries = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +39,65 @@ class RecoveryFinding:
     ratio: float | None = None  # how many times as long the candidate takes; None: nothing to compare
     p_slower: float | None = None  # of the hypothesis that it takes no longer
     p_not_slower: float | None = None  # of the hypothesis that it takes longer by the margin
+    may_be_broken: bool = False  # by recoveries that were not watched to their end
 
 
 def judge_recoveries(
-    baseline: Mapping[str, Sequence[float]], candidate: Mapping[str, Sequence[float]]
+    baseline: Recoveries,
+    candidate: Recoveries,
+    *,
+    baseline_beyond: Recoveries = NONE,
+    candidate_beyond: Recoveries = NONE,
 ) -> tuple[RecoveryFinding, ...]:
     """Answer for all scenarios that both arms recovered in together, then for each with enough recoveries of its own.
 
-    The mappings give the recoveries in seconds by scenario and mode. One scenario alone can break the verdict; that it has
-    too few recoveries of its own says nothing, so only such answers are returned as are one.
+    The mappings give the recoveries in seconds; those `beyond` were watched for so long and had not ended. One scenario alone
+    can break the verdict; that it has too few recoveries of its own says nothing, so only such answers are returned as are
+    one, or as could be broken by what was not watched to its end.
     """
-    shared = sorted(name for name in baseline.keys() & candidate.keys() if baseline[name] and candidate[name])
-    together = _judge("all scenarios together", [(baseline[name], candidate[name]) for name in shared])
-    alone = [_judge(name, [(baseline[name], candidate[name])]) for name in shared] if len(shared) > 1 else []
-    return (together, *(each for each in alone if each.verdict is not Verdict.UNKNOWN))
+    old, new = _all(baseline, baseline_beyond), _all(candidate, candidate_beyond)
+    shared = sorted(name for name in old.keys() & new.keys() if old[name] and new[name])
+    never_old, never_new = _never(baseline_beyond), _never(candidate_beyond)
+    # Every recovery that was not watched to its end, where it speaks most against the candidate, and most for it.
+    against = {name: (old[name], _all(candidate, never_new)[name]) for name in shared}
+    in_favour = {name: (_all(baseline, never_old)[name], new[name]) for name in shared}
+    counts = {name: (len(baseline_beyond.get(name, ())), len(candidate_beyond.get(name, ()))) for name in shared}
+
+    def judged(name: str, scenarios: Sequence[str]) -> RecoveryFinding:
+        worst = _judge(name, [against[each] for each in scenarios])
+        best = _judge(name, [in_favour[each] for each in scenarios])
+        return _whatever_came(
+            worst, best, sum(counts[each][0] for each in scenarios), sum(counts[each][1] for each in scenarios)
+        )
+
+    together = judged("all scenarios together", shared)
+    alone = [judged(name, [name]) for name in shared] if len(shared) > 1 else []
+    return (together, *(each for each in alone if each.verdict is not Verdict.UNKNOWN or each.may_be_broken))
+
+
+def _all(seen: Recoveries, beyond: Recoveries) -> dict[str, tuple[float, ...]]:
+    return {name: (*seen.get(name, ()), *beyond.get(name, ())) for name in {**seen, **beyond}}
+
+
+def _never(beyond: Recoveries) -> dict[str, tuple[float, ...]]:
+    return {name: (math.inf,) * len(watched_s) for name, watched_s in beyond.items()}
+
+
+def _whatever_came(worst: RecoveryFinding, best: RecoveryFinding, old: int, new: int) -> RecoveryFinding:
+    """Return the answer that holds wherever the recoveries ended that were not watched to their end, or none."""
+    if not old + new:
+        return worst
+    unseen = f"{old} of the baseline and {new} of the candidate were not watched to their end"
+    if worst.verdict is best.verdict:
+        weaker = best if worst.verdict is Verdict.BROKEN else worst
+        return replace(weaker, because=f"{weaker.because}; {unseen}: the answer is the same wherever they ended")
+    return replace(
+        worst,
+        verdict=Verdict.UNKNOWN,
+        because=f"{unseen}, and that could turn the answer: {best.verdict} where it speaks for the candidate "
+        f"({best.because}), {worst.verdict} where it speaks against it ({worst.because})",
+        may_be_broken=worst.verdict is Verdict.BROKEN,
+    )
 
 
 def _judge(name: str, strata: Sequence[Stratum]) -> RecoveryFinding:

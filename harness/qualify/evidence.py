@@ -63,24 +63,53 @@ def guarded(runs: Sequence[RunRecord]) -> dict[str, list[Finding]]:
     return found
 
 
-def recovery_times(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, list[float]]:
-    """Return how long each recovery of these scenarios took, in seconds, by name and mode; one that never came is infinite.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryTimes:
+    """How long recoveries took, in seconds, by scenario and mode."""
 
-    Only scenarios whose preconditions held count: what was not injected was not recovered from.
+    seen: Mapping[str, Sequence[float]]  # one that never came is infinite
+    beyond: Mapping[str, Sequence[float]]  # not watched to their end: longer than this
+
+    def note(self, arm: str) -> str:
+        """Say which recoveries of a side were not watched to their end; empty when all were."""
+        if not self.beyond:
+            return ""
+        cases = ", ".join(f"{name}: {_longer_than(watched_s)}" for name, watched_s in sorted(self.beyond.items()))
+        count = sum(map(len, self.beyond.values()))
+        are = "recovery was" if count == 1 else "recoveries were"
+        return (
+            f"{count} {are} not watched to the end on the {arm} ({cases}): the answer must be the same "
+            "wherever they ended, between that and never"
+        )
+
+
+def recovery_times(runs: Sequence[RunRecord], names: Sequence[str]) -> RecoveryTimes:
+    """Return how long each recovery of these scenarios took, by name and mode.
+
+    Only scenarios whose preconditions held count: what was not injected was not recovered from. One of which it is not known
+    when it ended counts as longer than it was watched for: left out, it would make its side look faster.
     """
-    times: dict[str, list[float]] = {}
+    seen: dict[str, list[float]] = {}
+    beyond: dict[str, list[float]] = {}
     for run in runs:
         for record in run.scenarios:
             claimed = [finding for finding in record.findings if finding.claim.startswith("recovered(")]
             failed = any(f.is_precondition and f.verdict is not Verdict.HELD for f in record.findings)
             if record.name not in names or failed or not claimed:
                 continue
-            took_s = record.measured.get("recovered_after_s")
+            name, took_s = f"{record.name} [{record.mode}]", record.measured.get("recovered_after_s")
             if isinstance(took_s, int | float):
-                times.setdefault(f"{record.name} [{record.mode}]", []).append(float(took_s))
+                seen.setdefault(name, []).append(float(took_s))
             elif claimed[0].verdict is Verdict.BROKEN:
-                times.setdefault(f"{record.name} [{record.mode}]", []).append(math.inf)
-    return times
+                seen.setdefault(name, []).append(math.inf)
+            else:
+                watched_s = record.measured.get("recovery_watched_s")
+                beyond.setdefault(name, []).append(float(watched_s) if isinstance(watched_s, int | float) else 0.0)
+    return RecoveryTimes(seen=seen, beyond=beyond)
+
+
+def _longer_than(watched_s: Sequence[float]) -> str:
+    return "longer than " + " and ".join(f"{each:g} s" for each in sorted(watched_s))
 
 
 def _as_finding(run: RunRecord, record: ScenarioRecord) -> Finding:

@@ -52,6 +52,10 @@ def qualify(request: Request, tell: Tell) -> Qualification:
     comparison = judged_comparison(gathering, is_needed=is_required[LATENCY])
     gathering.sources[SCENARIOS] += [run.name for run in new]
     gathering.sources[RECOVERY] += [run.name for run in (*old, *new)]
+    old_times, new_times = recovery_times(old, names), recovery_times(new, names)
+    for arm, times in ((BASELINE, old_times), (CANDIDATE, new_times)):
+        if cut_short := times.note(arm):
+            gathering.note(cut_short)
     parts = (
         judge_scenarios(names, guarded(new), why[SCENARIOS], repeat=request.repeat, is_required=is_required[SCENARIOS]),
         judge_detection(
@@ -63,9 +67,11 @@ def qualify(request: Request, tell: Tell) -> Qualification:
             is_required=is_required[DETECTION],
         ),
         judge_recovery(
-            recovery_times(old, names),
-            recovery_times(new, names),
+            old_times.seen,
+            new_times.seen,
             why[RECOVERY],
+            baseline_beyond=old_times.beyond,
+            candidate_beyond=new_times.beyond,
             is_required=is_required[RECOVERY],
         ),
         judge_latency(comparison, why[LATENCY].get(COMPARISON, ""), is_required=is_required[LATENCY]),

@@ -24,6 +24,7 @@ from harness.judge.moments import (
     Layer,
     Window,
     fault_at_ns,
+    load_span,
     recovery_at_ns,
     requests_in,
     service_changed,
@@ -248,6 +249,7 @@ def measure(history: History) -> dict[str, float | int | str | None]:
         "exposed_answers_lower": exposed.lower,
         "exposed_answers_upper": exposed.upper,
         "recovered_after_s": None if begun is None or recovered is None else round((recovered - begun.at_ns) / 1e9, 2),
+        "recovery_watched_s": None if begun is None or recovered is not None else _watched_s(history, begun.at_ns),
         "requests": len(planned),
         "availability_ratio": round(answered / len(planned), 4) if planned else None,
         "latency_ms_p50_before": _median_ms(history, Window.BEFORE),
@@ -258,6 +260,12 @@ def measure(history: History) -> dict[str, float | int | str | None]:
 
 
 _ENGINE_AND_LOAD = frozenset({"engine", "golden", "load"})  # phases in which the harness waits for what was planned
+
+
+def _watched_s(history: History, since_ns: int) -> float:
+    """Return for how long a recovery that was not seen was watched for: until the load ended."""
+    span = load_span(history)
+    return 0.0 if span is None else round(max(0, span[1] - since_ns) / 1e9, 2)
 
 
 def _median_ms(history: History, window: Window) -> float | None:

@@ -130,6 +130,12 @@ def test_recovery(old: tuple[float, ...], new: tuple[float, ...], verdict: Verdi
         assert part.missing[0].because == "it is only recorded"
 
 
+def test_recoveries_that_were_given_up_on_are_neither_missing_nor_a_pass() -> None:
+    part = judge_recovery({"a": OLD}, {}, {}, candidate_beyond={"a": (1.0,) * 5})
+    assert (part.missing, part.verdict) == ((), Verdict.UNKNOWN)
+    assert "5 of the candidate were not watched to their end" in part.because
+
+
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_latency(verdict: Verdict) -> None:
     part = judge_latency(Finding(claim="latency", verdict=verdict, because="slower: perhaps"), "")

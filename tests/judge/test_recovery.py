@@ -94,3 +94,34 @@ def test_one_scenario_alone_breaks_what_all_together_hide() -> None:
     assert {each.name: each.verdict for each in found}["s3"] is Verdict.BROKEN
     assert found[0].name == "all scenarios together"
     assert found[0].verdict is Verdict.HELD
+
+
+def test_what_was_not_watched_to_its_end_is_not_left_out() -> None:
+    """Nine that are as fast as before would be held; those that were given up on may have been the slow ones."""
+    (found,) = judge_recoveries({"a": OLD}, {"a": OLD * 2}, candidate_beyond={"a": (31.0,) * 12})
+    assert found.verdict is Verdict.UNKNOWN
+    assert "0 of the baseline and 12 of the candidate were not watched to their end" in found.because
+    # Of the baseline the worst case is that they ended at once, which makes it fast.
+    (found,) = judge_recoveries({"a": OLD}, {"a": OLD}, baseline_beyond={"a": (2.0,) * 9})
+    assert found.verdict is Verdict.UNKNOWN
+    assert "9 of the baseline and 0 of the candidate" in found.because
+
+
+def test_an_answer_that_is_the_same_wherever_they_ended_stays() -> None:
+    (found,) = judge_recoveries({"a": OLD}, {"a": SLOWER}, candidate_beyond={"a": (60.0, 70.0)})
+    assert found.verdict is Verdict.BROKEN
+    assert "the answer is the same wherever they ended" in found.because
+    assert found.candidate == 7
+    (found,) = judge_recoveries({"a": OLD * 4}, {"a": OLD * 4}, candidate_beyond={"a": (31.0,)})
+    assert found.verdict is Verdict.HELD, found.because
+    assert found.ratio is not None
+    assert found.ratio >= 1.0  # the one that speaks against the candidate
+
+
+def test_a_scenario_in_which_no_recovery_was_seen_to_its_end_counts() -> None:
+    others = {f"s{number}": OLD for number in range(9)}
+    found = judge_recoveries({**others, "a": OLD}, others, candidate_beyond={"a": (1.0,) * 5})
+    assert found[0].verdict is Verdict.HELD, found[0].because
+    assert [each.verdict for each in found if each.name == "a"] == [Verdict.UNKNOWN], "alone it may be broken"
+    seen = judge_recoveries({**others, "a": OLD}, {**others, "a": OLD})
+    assert "a" not in [each.name for each in seen if each.verdict is not Verdict.HELD]

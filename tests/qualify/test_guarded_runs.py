@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.judge.qualification import SCENARIOS
 from harness.judge.verdict import Finding, Verdict
 from harness.qualify import qualify
-from harness.qualify.evidence import recovery_times
+from harness.qualify.evidence import RecoveryTimes, recovery_times
 from harness.qualify.side import parse_side
 from harness.report.store import RunRecord
 from harness.settings import Settings
@@ -40,28 +40,64 @@ def test_as_many_runs_as_were_asked_for_must_have_held(
     assert ("held in 1 of at least 2 runs" in found.because) is (held == 1)
 
 
-def test_only_recoveries_that_are_worth_something_count() -> None:
-    def ran(took_s: float | None, verdict: Verdict, *, proved: Verdict = Verdict.HELD) -> Any:
-        findings = (
-            Finding(claim="faults_proved()", verdict=proved, because="", is_precondition=True),
-            Finding(claim="recovered(within_s=9)", verdict=verdict, because=""),
-        )
-        return SimpleNamespace(
-            name="missing", mode="guarded", findings=findings, measured={"recovered_after_s": took_s}
-        )
+def ran(
+    took_s: float | None, verdict: Verdict, *, proved: Verdict = Verdict.HELD, watched_s: float | None = None
+) -> Any:
+    findings = (
+        Finding(claim="faults_proved()", verdict=proved, because="", is_precondition=True),
+        Finding(claim="recovered(within_s=9)", verdict=verdict, because=""),
+    )
+    measured = {"recovered_after_s": took_s, "recovery_watched_s": watched_s}
+    return SimpleNamespace(name="missing", mode="guarded", findings=findings, measured=measured)
 
+
+def test_only_recoveries_that_are_worth_something_count() -> None:
     silent = SimpleNamespace(name="missing", mode="guarded", findings=(), measured={"recovered_after_s": 1.0})
     records = (
         ran(3.5, Verdict.HELD),
         ran(12.0, Verdict.BROKEN),  # too late, but it came
         ran(None, Verdict.BROKEN),  # never
-        ran(None, Verdict.UNKNOWN),  # not watched for long enough
         ran(0.1, Verdict.HELD, proved=Verdict.UNKNOWN),
         silent,
     )
     run = cast(RunRecord, SimpleNamespace(scenarios=records))
-    assert recovery_times([run], ["missing"]) == {"missing [guarded]": [3.5, 12.0, math.inf]}
-    assert recovery_times([run], ["another"]) == {}
+    times = recovery_times([run], ["missing"])
+    assert times.seen == {"missing [guarded]": [3.5, 12.0, math.inf]}
+    assert (times.beyond, times.note("baseline")) == ({}, "")
+    assert recovery_times([run], ["another"]).seen == {}
+
+
+def test_recoveries_that_were_not_watched_to_their_end_are_kept_and_noted() -> None:
+    """Without them only the fast ones would be compared."""
+    records = (
+        ran(3.5, Verdict.HELD),
+        ran(None, Verdict.UNKNOWN, watched_s=12.25),
+        ran(None, Verdict.UNKNOWN, watched_s=8.0),
+        ran(None, Verdict.UNKNOWN, watched_s=7.0, proved=Verdict.BROKEN),
+    )
+    times = recovery_times([cast(RunRecord, SimpleNamespace(scenarios=records))], ["missing"])
+    assert times.seen == {"missing [guarded]": [3.5]}
+    assert times.beyond == {"missing [guarded]": [12.25, 8.0]}
+    assert times.note("candidate").startswith(
+        "2 recoveries were not watched to the end on the candidate (missing [guarded]: longer than 8 s and 12.25 s)"
+    )
+
+
+@pytest.mark.parametrize(("side_cut", "arm"), [("candidate", "candidate"), ("baseline", "baseline")])
+def test_the_verdict_names_whose_recoveries_were_not_watched_to_their_end(
+    suite: Path, monkeypatch: pytest.MonkeyPatch, side_cut: str, arm: str
+) -> None:
+    """Five seen recoveries of either would be held; one that was not seen to its end may be the slow one."""
+    seen = {"missing [guarded]": [30.0, 30.1, 30.2, 30.3, 30.4]}
+    cut = {"missing [guarded]": [1.0] * 3}
+    given = iter([cut if side_cut == "baseline" else {}, cut if side_cut == "candidate" else {}])
+    monkeypatch.setattr(
+        "harness.qualify.judged.recovery_times", lambda *_: RecoveryTimes(seen=seen, beyond=next(given))
+    )
+    found = qualify(request(suite, required=("recovery",), may_run=False), lambda _: None)
+    assert part(found, "recovery").verdict is Verdict.UNKNOWN
+    assert "not watched to their end" in part(found, "recovery").because
+    assert [note for note in found.notes if f"on the {arm} (missing [guarded]: longer than 1 s" in note]
 
 
 def test_a_scenario_that_could_not_tell_is_due_again_and_one_that_could_is_not(

@@ -15,6 +15,7 @@ from harness.judge.moments import Layer
 from harness.judge.qualification import DETECTION, SCENARIOS
 from harness.judge.verdict import Verdict
 from harness.qualify import qualify
+from harness.qualify.evidence import RecoveryTimes
 from harness.qualify.side import parse_side
 from harness.settings import Settings
 from tests.qualify.asked import EXPECTATIONS, SUITE, Absent, add_unmarked, part, record, request
@@ -23,9 +24,9 @@ from tests.qualify.asked import EXPECTATIONS, SUITE, Absent, add_unmarked, part,
 def test_only_recoveries_of_the_selected_scenarios_count(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def times(_: object, names: tuple[str, ...]) -> dict[str, list[float]]:
+    def times(_: object, names: tuple[str, ...]) -> RecoveryTimes:
         asked.append(names)
-        return {}
+        return RecoveryTimes(seen={}, beyond={})
 
     monkeypatch.setattr("harness.qualify.judged.recovery_times", times)
     add_unmarked(suite)

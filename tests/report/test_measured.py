@@ -24,3 +24,10 @@ def test_recovery_without_a_remedy_counts_from_the_rollout_as_its_claim_does() -
     judged = next(finding for finding in claims.judge((claim,), seen, context) if finding.claim == str(claim))
     assert measure(seen)["recovered_after_s"] == 2.1
     assert "after 2.1 s" in judged.because
+
+
+def test_a_recovery_that_was_not_seen_says_for_how_long_it_was_watched() -> None:
+    begun = (*before(), event(12, EventKind.ROLLOUT_STARTED, how="restart"))
+    measured = measure(history(*begun, *ended(30)))
+    assert (measured["recovered_after_s"], measured["recovery_watched_s"]) == (None, 18.0)
+    assert measure(history(*before(), *ended(30)))["recovery_watched_s"] is None, "nothing was begun"
