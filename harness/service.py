@@ -18,10 +18,12 @@ from harness.guards.engine_api import EngineApi
 from harness.observe.history import EventKind
 from harness.observe.logs import classify
 from harness.observe.metrics import scrape
+from harness.observe.probes import health_status
 from harness.observe.signatures import ERROR
 
 CANARY_LIMIT_S = 60.0
 DRAIN_LIMIT_S = 15.0
+HEALTH_LIMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Service:
         api = EngineApi(url=engine.endpoint, api_key=self.ground.api_key, limit_s=limit_s)
         seen: Comparison | None = None
         answer = ""
+        told: dict[str, int] = {}
         try:
             seen = goldens.compare(ask(api, SERVED_MODEL_NAME, goldens.old.prompts, rotation=None).rows)
             answer = str(seen.answer)
@@ -94,12 +97,14 @@ class Service:
                 answer = f"broken stream ({streamed.because[:200]})"
         except (OSError, ValueError) as failure:
             answer = f"no answer ({type(failure).__name__}: {failure}"[:211] + ")"
+            told["health"] = health_status(engine.endpoint, limit_s=HEALTH_LIMIT_S)
         self._event(
             EventKind.CANARY_CHECKED,
             incarnation=engine.incarnation,
             answer=answer,
             difference_old=None if seen is None else seen.difference_old,
             difference_new=None if seen is None else seen.difference_new,
+            **told,
         )
         return answer == expected
 

@@ -103,6 +103,8 @@ CUT = while_loading("shard_cut_while_loading", faults.changed_while_loading("cut
 FULL_DISK = rolled_out("full_disk_on_restart", faults.full_disk(), contained("preflight"))
 OTHERS = (
     while_loading("shard_overwritten_while_loading", faults.changed_while_loading("overwritten"), noticed_by="canary"),
+    # Healthy until somebody asks: whoever asks before users do is the one to notice.
+    rolled_out("missing_compiler_on_restart", faults.missing_compiler(), contained("canary")),
     squeezed("memory_limit_while_serving", faults.memory_limit()),
     squeezed("shared_memory_full_while_serving", faults.full_shared_memory()),
     rolled_out(

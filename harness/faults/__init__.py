@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harness.faults.broken_files import damage_header, extend_shard, foreign_file, previous_shard, unreadable_file
 from harness.faults.cache import late_purge, stale_weight_cache
 from harness.faults.compile_cache import damaged_compile_cache, moved_compile_cache, unwritable_compile_cache
+from harness.faults.compiler import missing_compiler
 from harness.faults.config import added_config, mismatched_config, removed_config
 from harness.faults.disk import full_disk
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
@@ -109,6 +110,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "memory_limit": memory_limit,
     "mismatched_config": mismatched_config,
     "missing_chat_template": missing_chat_template,
+    "missing_compiler": missing_compiler,
     "missing_file": missing_file,
     "missing_shard": missing_shard,
     "moved_compile_cache": moved_compile_cache,
@@ -197,6 +199,7 @@ __all__ = [
     "memory_limit",
     "mismatched_config",
     "missing_chat_template",
+    "missing_compiler",
     "missing_file",
     "missing_shard",
     "moved_compile_cache",

@@ -108,6 +108,12 @@ OF_ENGINES: dict[str, Entry] = {
         by_hand="`docker update --memory` to little more than it holds, or `prlimit --as`",
         cost=NOTHING,
     ),
+    "missing_compiler": Entry(
+        what="The engine compiles what its first requests need, as in production, and there is no compiler.",
+        by_hand="vLLM on a CPU: `CXX=/nonexistent/g++ vllm serve MODEL`, then a request with `logprobs`",
+        needs=("vLLM on a CPU",),
+        cost=NOTHING,
+    ),
     "moved_compile_cache": Entry(
         what="The compile cache lies in another place than it was made in, as a volume that is mounted elsewhere.",
         by_hand="`mv $VLLM_CACHE_ROOT ELSEWHERE; VLLM_CACHE_ROOT=ELSEWHERE vllm serve MODEL`",

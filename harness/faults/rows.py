@@ -153,6 +153,11 @@ ROWS: dict[str, Row] = {
         "the server ends with exit code 0 (measured with SIGSEGV)",
         "no",
     ),
+    "M09": Row(
+        "no C++ compiler for an engine that compiles at its first requests",
+        "200 from `/health`, then dead (measured)",
+        "no",
+    ),
     # caches
     "K01": Row("a file of the compile cache is damaged", "compiled again, with a warning", "no"),
     "K02": Row("a compile cache of another place or machine", "compiled again", "no"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.clock import NS_PER_S, seconds_between
 from harness.guards.canary import Answer
-from harness.judge.health import bad_health, told_of_health
+from harness.judge.health import HTTP_OK, bad_health, told_of_health
 from harness.judge.moments import Layer, fault_at_ns, remedy_at_ns, struck_at_ns
 from harness.judge.reloads import (
     Expected,
@@ -147,12 +147,28 @@ def _event_sign(event: Event, history: History, expected: dict[str, Expected]) -
     if event.kind is EventKind.CANARY_CHECKED and not tells_nothing_of_weights(event):
         expects = expected.get(data["incarnation"])
         if expects is None or not expects.allows(data["answer"], event.at_ns, event.at_ns):
+            if _failed_on_first_use(event, history):
+                gone = f"`/health` is bad: {data['health'] or 'no answer'}"
+                because = f'the first request to "{data["incarnation"]}" had {data["answer"]}, and then {gone}'
+                return [_sign(Layer.FIRST_REQUEST, event, because)]
             why = f" ({data['because']})" if data.get("because") else ""
             when = data.get("when", "before traffic")
             return [
                 _sign(Layer.CANARY, event, f"a canary {when} was answered by: {data['answer']}{_how_far(data)}{why}")
             ]
     return []
+
+
+def _failed_on_first_use(event: Event, history: History) -> bool:
+    """Say whether an engine that users are sent to broke at the first request of all, and its health tells so afterwards."""
+    incarnation = event.data["incarnation"]
+    if event.data.get("health", HTTP_OK) == HTTP_OK:
+        return False
+    before = [e for e in history.events if e.data.get("incarnation") == incarnation and e.at_ns < event.at_ns]
+    was_asked = any(e.kind is EventKind.CANARY_CHECKED for e in before) or any(
+        r.incarnation == incarnation and r.ended_ns < event.at_ns for r in history.requests
+    )
+    return not was_asked and any(e.kind is EventKind.TRAFFIC_ADMITTED for e in before)
 
 
 def _how_far(data: Mapping[str, Any]) -> str:

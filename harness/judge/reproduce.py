@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.checkpoint.models import tiny_llama
 from harness.faults.catalogue import CATALOGUE
+from harness.faults.compiler import ABSENT, COMPILER
 from harness.faults.documents import is_damage
 from harness.judge.finding_texts import Text
 
@@ -18,7 +19,7 @@ MODEL_LEN = 256
 USUAL = {
     each.name: each.default for each in inspect.signature(tiny_llama).parameters.values() if each.name != "seed"
 }  # what need not be said of a tiny checkpoint
-LAUNCHES = ("launch_dtype", "launch_argument", "launch_environment")
+LAUNCHES = ("launch_dtype", "launch_argument", "launch_environment", "missing_compiler")
 ASK = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
   -d '{"model": "tiny", "prompt": [5, 17, 42, 99, 7, 300, 12, 8], "max_tokens": 4, "temperature": 0, "prompt_logprobs": 0}'"""
 
@@ -99,6 +100,8 @@ def _serve(served: str, declared: Declared, text: Text | None) -> str:
             arguments += [str(each) for each in given.get("arguments", ())]
         elif name == "launch_environment":
             environment.append(f"{given.get('variable')}={shlex.quote(str(given.get('value')))}")
+        elif name == "missing_compiler":
+            environment.append(f"{COMPILER}={ABSENT}")
     more = text.serve if text is not None else ""
     parts = [*environment, more, "vllm serve", served, f"--served-model-name tiny --max-model-len {MODEL_LEN}"]
     return " ".join(part for part in (*parts, shlex.join(arguments), "&") if part)

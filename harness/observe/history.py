@@ -82,7 +82,8 @@ class EventKind(StrEnum):
     ENGINE_DIED = "engine_died"  # incarnation, exit_code
     ENGINE_STOPPED = "engine_stopped"  # incarnation, exit_code, how, took_s, because (it had to be killed)
     TRAFFIC_ADMITTED = "traffic_admitted"  # incarnation, endpoint, expects
-    CANARY_CHECKED = "canary_checked"  # incarnation, answer, difference_old, difference_new, when, because, rotation
+    # incarnation, answer, difference_old, difference_new, when, because, rotation, health (only after no answer)
+    CANARY_CHECKED = "canary_checked"
     DETECTION_SEEN = "detection_seen"  # layer, because: what the runner acted upon; is_cut: too early
     REMEDY_STARTED = "remedy_started"  # what
     REMEDY_ENDED = "remedy_ended"  # what, completed, because

@@ -190,3 +190,21 @@ def test_a_cold_prefix_cache_is_one_of_an_engine_that_has_one(tmp_path: Path) ->
     assert altered.extra_arguments == ("--kept", "--enable-prefix-caching")
     assert injected.proved
     assert (injected.fault, injected.fault_id) == ("cold_prefix_cache", "P04")
+
+
+def test_an_engine_without_a_compiler_is_launched_so(tmp_path: Path) -> None:
+    launch = Launch(checkpoint_root=tmp_path, checkpoint_name="live", environment=(("KEPT", "1"), ("CXX", "g++")))
+    altered, injected = faults.missing_compiler().alter(launch)
+
+    assert dict(altered.environment) == {"KEPT": "1", "TORCHDYNAMO_DISABLE": "0", "CXX": "/nonexistent/g++"}
+    assert injected.proved
+    assert injected.fault_id == "M09"
+    again, twice = faults.missing_compiler().alter(altered)
+    assert again == altered
+    assert not twice.proved, "it changed nothing"
+
+
+def test_the_reference_engine_needs_no_compiler() -> None:
+    faults.missing_compiler().require(VLLM)
+    with pytest.raises(EnvironmentMissing, match="compiles nothing"):
+        faults.missing_compiler().require(replace(VLLM, kind="reference"))

@@ -82,6 +82,35 @@ def test_engine_that_dies_on_its_first_canary_is_noticed_on_use() -> None:
     assert detection(history(*before(), *rollout(), *requests, died)).layer is Layer.FIRST_REQUEST
 
 
+ADMITTED = event(6.05, EventKind.TRAFFIC_ADMITTED, incarnation="new-1")
+
+
+@pytest.mark.parametrize(
+    ("health", "before_it", "layer"),
+    [
+        (503, (), Layer.FIRST_REQUEST),
+        (0, (), Layer.FIRST_REQUEST),
+        (200, (), Layer.CANARY),  # it refuses this request, and answers others
+        (503, (event(6.06, EventKind.CANARY_CHECKED, incarnation="new-1", answer="new"),), Layer.CANARY),
+        (503, (load(6.06, "new-1"),), Layer.CANARY),
+    ],
+)
+def test_an_engine_that_is_not_healthy_after_its_first_request_failed_on_use(
+    health: int, before_it: tuple[Event | Request, ...], layer: Layer
+) -> None:
+    failed = event(
+        6.5, EventKind.CANARY_CHECKED, incarnation="new-1", answer="no answer (Refused: HTTP 500)", health=health
+    )
+    seen = detection(history(*before(), *rollout(), ADMITTED, *before_it, failed))
+    assert seen.layer is layer
+    assert ("`/health` is bad" in seen.because) == (layer is Layer.FIRST_REQUEST)
+
+
+def test_a_gate_that_asks_before_any_user_is_a_canary() -> None:
+    failed = event(6.01, EventKind.CANARY_CHECKED, incarnation="new-1", answer="no answer (Refused)", health=503)
+    assert detection(history(*before(), *rollout(), failed, ADMITTED)).layer is Layer.CANARY
+
+
 def test_right_answers_long_enough_are_harmless_and_too_few_are_not() -> None:
     assert detection(history(*before(), *rollout(), *served("new"))).layer is Layer.HARMLESS
     assert detection(history(*before(), *rollout(), *served("new", until_s=7.0))).layer is Layer.NEVER
