@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.damage import SHARES, Damaged, damage_copy
-from harness.errors import EXIT_HELD, HarnessError, UsageError
+from harness.errors import EXIT_HELD, EXIT_UNKNOWN, CheckpointDefect, HarnessError, UsageError
 from harness.faults import FAULTS, Damage
 from harness.faults.catalogue import CATALOGUE
 from harness.faults.documents import is_damage, parameters_of, rows_of, summary_of
@@ -69,6 +69,9 @@ def damage_main(arguments: Sequence[str]) -> int:
         damaged = damage_copy(
             options.checkpoint, options.out, fault, old=options.old, seed=options.seed, share=options.share
         )
+    except CheckpointDefect as defect:  # of a file that was whole when its header was read
+        print(printable(f"harness damage: nothing was written: {defect}"), file=sys.stderr)
+        return EXIT_UNKNOWN
     except (HarnessError, OSError) as error:
         print(printable(f"harness damage: {error}"), file=sys.stderr)
         return error.exit_code if isinstance(error, HarnessError) else UsageError.exit_code

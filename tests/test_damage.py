@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import cli, damage, faults
+from harness.checkpoint.copy import RawTensor
 from harness.damage import damage_copy
 from harness.damage_command import fault_from
 from harness.errors import FaultNotApplicable, FaultNotProved, UsageError
-from harness.faults import FAULTS, Damage, Injected
+from harness.faults import FAULTS, Damage, Injected, facts
 from harness.faults.documents import is_damage, parameters_of
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
@@ -316,3 +317,29 @@ def test_a_checkpoint_of_hub_links_is_copied_by_what_the_links_lead_to(pair: Pai
     assert damaged.injected.proved
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
     assert seen(pair.new) == before
+
+
+@pytest.mark.usefixtures("linking")
+def test_a_file_that_is_cut_while_it_is_damaged_is_an_error_and_leaves_nothing(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody else cuts the original, whose bytes the copy shares, after its header was read. In a mapping that is SIGBUS."""
+    source = templated_copy(small(2).build(tmp_path / "models"), tmp_path / "new")
+    reading, cut = facts.read_tensor, []
+
+    def cut_then_read(path: Path, shard: str, name: str) -> RawTensor | None:
+        header = facts.read_shard(path / shard)
+        os.truncate(path / shard, header.data_start_byte + 1)
+        monkeypatch.setattr(facts, "read_shard", lambda _: header)
+        cut.append(seen(source))
+        found = reading(path, shard, name)
+        assert found is not None
+        return RawTensor(found.dtype, found.shape, bytes(found.data))
+
+    monkeypatch.setattr("harness.faults.target.read_tensor", cut_then_read)
+    call = ["damage", str(source), "--out", str(tmp_path / "out"), "--fault", "widen_tensor"]
+    assert cli.main([*call, "--set", f"tensor={DOWN}", "--set", "dim=1", "--set", "by=32"]) == 2
+    assert "the file became shorter while it was read" in capfd.readouterr().err
+    assert [seen(source)] == cut
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*"))

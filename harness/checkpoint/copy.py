@@ -44,7 +44,7 @@ class RawTensor:
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview  # a view of bytes: of an array, or of a file that is mapped
+    data: bytes | memoryview  # a view: of an array
 
 
 def load_shard(path: Path) -> dict[str, RawTensor]:

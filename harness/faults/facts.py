@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from harness.checkpoint.copy import RawTensor
+from harness.checkpoint.defect import Defect
 from harness.checkpoint.digest import weights_id
 from harness.checkpoint.hashing import Part, hash_parts
 from harness.checkpoint.manifest import Shard, Tensor, read_shard
@@ -61,20 +61,27 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
     """Return a tensor with its bytes as they are on disk; None when it is absent.
 
-    The file is mapped, not read: it may be given another file's name meanwhile, but must not be cut. Bytes that are written to
-    in memory are this tensor's own, page by page; the file never changes.
+    Read, not mapped: in a mapping, a file that somebody cuts meanwhile would end this process (SIGBUS). Bytes may be written to:
+    they are this tensor's own.
+    Raises: CheckpointDefect when the file ends before the tensor does.
     """
     header = read_shard(path / shard)
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None
-    if tensor.size_bytes == 0:
-        return RawTensor(tensor.dtype, tensor.shape, b"")
-    begin = header.data_start_byte + tensor.begin_byte
-    before = begin % mmap.ALLOCATIONGRANULARITY
-    with (path / shard).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), before + tensor.size_bytes, access=mmap.ACCESS_COPY, offset=begin - before)
-    return RawTensor(tensor.dtype, tensor.shape, memoryview(mapped)[before:])
+    data = memoryview(np.empty(tensor.size_bytes, np.uint8))
+    begin, filled = header.data_start_byte + tensor.begin_byte, 0
+    with (path / shard).open("rb", buffering=0) as file:
+        file.seek(begin)
+        while filled < tensor.size_bytes:
+            read = file.readinto(data[filled:])
+            if not read:
+                what = "the file became shorter while it was read"
+                raise CheckpointDefect(
+                    Defect.DATA_SECTION_SHORT, what, path=path / shard, tensor=name, offset_bytes=begin + filled
+                )
+            filled += read
+    return RawTensor(tensor.dtype, tensor.shape, data)
 
 
 def holds_tensor(path: Path, shard: str, name: str, wanted: RawTensor) -> bool:
