@@ -8,6 +8,7 @@ import platform
 import secrets
 import shutil
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from testcontainers.core.container import DockerContainer
 
 from harness.engine.container_engine import ContainerEngine
 from harness.engine.container_events import OnContainerEvent, container_events
-from harness.engine.container_options import PLUGIN_DIRECTORY, ContainerOptions, container_options, container_user
+from harness.engine.container_options import (
+    CHECKPOINTS,
+    PLUGIN_DIRECTORY,
+    BindMount,
+    ContainerOptions,
+    container_options,
+    container_user,
+    is_readable_by_all,
+)
 from harness.engine.docker_daemon import connect, docker_sentence, present_image, require_here
 from harness.engine.engine import EngineIdentity, EngineSite
 from harness.engine.image import VERSION_LABEL, ImageRef
@@ -138,7 +147,7 @@ class ContainerStarter:
             if not launch.compile_cache.is_dir():
                 raise UsageError(f'compile cache "{launch.compile_cache}" is not a directory')
             _let_write(launch.compile_cache, user or self._image_user())
-        return container_options(
+        options = container_options(
             launch,
             site,
             image=self._image,
@@ -147,6 +156,7 @@ class ContainerStarter:
             user=user,
             gpus=self._gpus,
         )
+        return replace(options, mounts=tuple(_readable(mount, site.work_directory) for mount in options.mounts))
 
     def _image_user(self) -> str:
         assert self._client is not None
@@ -165,6 +175,20 @@ def described(options: ContainerOptions) -> DockerContainer:
 def _tag(image: str) -> str:
     """Return the tag in an image's name; empty where it has none, as a digest or an id has."""
     return image.rpartition("/")[2].partition("@")[0].removeprefix("sha256:").partition(":")[2]
+
+
+def _readable(mount: BindMount, work_directory: Path) -> BindMount:
+    """Return a mount that the container's user can read: a plug-in that was installed with a umask of 077 as a copy.
+
+    Checkpoints are the user's, and decide as whom the container runs; caches are given to that user.
+    """
+    if not mount.is_read_only or mount.target == CHECKPOINTS or is_readable_by_all(mount.source):
+        return mount
+    copy = work_directory / f"{mount.source.name}-{secrets.token_hex(4)}"
+    shutil.copytree(mount.source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # not as the umask has it
+    return replace(mount, source=copy)
 
 
 def _let_write(directory: Path, user: str) -> None:
