@@ -59,10 +59,19 @@ def _doubted(seen: Detection) -> Judgement:
 
 
 def detected_by(history: History, context: Context, layer: str) -> Judgement:
-    """Compare the layer that noticed with the claimed one."""
+    """Compare the layer that noticed with the claimed one. Pre-flight sees damage whether or not it does harm; others see harm."""
     seen = detection(history)
     if seen.doubt:
         return _doubted(seen)
+    if seen.layer is Layer.HARMLESS and layer == Layer.PREFLIGHT:
+        passed = next((e for e in history.of(EventKind.GUARD_PASSED) if e.data.get("guard") == "preflight"), None)
+        if passed is None:
+            return Verdict.UNKNOWN, f"pre-flight was not asked; {seen.because}", seen.evidence
+        return (
+            Verdict.BROKEN,
+            f"pre-flight let the damage pass, claimed it notices; that it did no harm is luck: {seen.because}",
+            (passed.id, *seen.evidence),
+        )
     verdict = Verdict.HELD if seen.layer.rank <= Layer(layer).rank else Verdict.BROKEN
     return verdict, f"noticed at {seen.layer}, claimed {layer} or earlier: {seen.because}", seen.evidence
 

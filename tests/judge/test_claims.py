@@ -101,6 +101,18 @@ def test_harmless_where_a_layer_was_recorded_is_unknown_not_better() -> None:
     assert verdict(claims.layer_as_expected(), history(*before(), *rollout(), *right), context) is Verdict.HELD
 
 
+def test_a_preflight_that_let_a_harmless_damage_pass_did_not_notice_it() -> None:
+    """That nothing came of it is luck; the other layers notice harm, and there was none."""
+    right = [canary(6.3 + at * 0.3, "new-1", "new", took_s=0.05) for at in range(8)]
+    passed = event(5.5, EventKind.GUARD_PASSED, guard="preflight", took_s=0.1)
+    by_preflight, by_canary = claims.detected_by("preflight"), claims.detected_by("canary")
+    assert verdict(by_preflight, history(*before(), *rollout(), passed, *right)) is Verdict.BROKEN
+    assert verdict(by_canary, history(*before(), *rollout(), passed, *right)) is Verdict.HELD
+    assert verdict(by_preflight, history(*before(), *rollout(), *right)) is Verdict.UNKNOWN, "it was not asked"
+    refused = event(5.5, EventKind.GUARD_REFUSED, guard="preflight", findings=[{"id": "D08"}])
+    assert verdict(by_preflight, history(*before(), *rollout(), refused, *right)) is Verdict.HELD
+
+
 def test_every_declared_fault_has_to_prove_itself() -> None:
     context = Context(scenario="s", engine_label="reference-1", faults=("widen_tensor", "late_purge"))
     finding = next(f for f in judge((), WHOLE, context) if f.claim == "faults_proved()")
