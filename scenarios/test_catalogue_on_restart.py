@@ -154,6 +154,12 @@ def test_nobody_is_served_from_what_the_catalogue_damages(run_scenario, scenario
     run_scenario(scenario).require_held()
 
 
+def test_an_engine_that_may_not_make_its_socket_refuses_to_start(run_scenario) -> None:
+    noticed = (claims.detected_by("startup"), claims.recovered(within_s=180.0))
+    forbidden = restarted("forbidden_socket", faults.forbidden_socket())
+    run_scenario(replace(forbidden, unguarded=noticed, guarded=contained("startup"))).require_held()
+
+
 def test_an_engine_on_a_held_port_is_not_taken_for_the_holder(rollout_run, run_scenario) -> None:
     if rollout_run.identity.kind == "container":
         pytest.skip("an engine in a container has ports of its own: nobody else can hold one")

@@ -62,6 +62,7 @@ from harness.faults.side_files import (
     token_beyond_rows,
 )
 from harness.faults.slow_storage import slow_storage
+from harness.faults.socket_path import forbidden_socket
 from harness.faults.tensor_values import flip_bit, nonfinite_values, swap_tensors
 from harness.faults.tensors import (
     drop_tensor,
@@ -93,6 +94,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "extend_shard": extend_shard,
     "flip_bit": flip_bit,
     "flip_dtype_in_header": flip_dtype_in_header,
+    "forbidden_socket": forbidden_socket,
     "foreign_file": foreign_file,
     "frozen_process": frozen_process,
     "full_disk": full_disk,
@@ -182,6 +184,7 @@ __all__ = [
     "extend_shard",
     "flip_bit",
     "flip_dtype_in_header",
+    "forbidden_socket",
     "foreign_file",
     "frozen_process",
     "full_disk",

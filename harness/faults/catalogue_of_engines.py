@@ -47,6 +47,11 @@ OF_ENGINES: dict[str, Entry] = {
         needs=("an engine that compiles",),
         cost="the compile cache",
     ),
+    "forbidden_socket": Entry(
+        what="The new engine should serve on a Unix socket in a directory where its user may make none.",
+        by_hand="`vllm serve MODEL --uds /sys/engine.sock`; or, not as root, any directory that belongs to somebody else",
+        cost=NOTHING,
+    ),
     "frozen_process": Entry(
         what="The process that computes is stopped: it is alive, connections stay open, and no answer comes.",
         by_hand="`kill -STOP` of the process `VLLM::EngineCore`; `kill -CONT` undoes it",

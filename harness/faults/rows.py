@@ -144,9 +144,8 @@ ROWS: dict[str, Row] = {
     ),
     "M07": Row(
         "no permission for a port or a socket path",
-        "loud",
+        "loud (measured)",
         "with `--check-host`",
-        NOT_WRITTEN + "`held_port` is the near case: a port that another process has",
     ),
     "M08": Row(
         "crash by signal",

@@ -83,6 +83,14 @@ def test_a_socket_file_instead_of_a_port(tmp_path: Path, listener: socket.socket
     free.touch()
     assert seen("--uds", str(free)) == {("L05", REFUSES)}
     assert seen("--uds", str(tmp_path / "absent" / "engine.sock")) == {("M07", REFUSES)}
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.sock"], "nothing that was tried is left"
+
+
+def test_a_socket_where_the_kernel_lets_nobody_make_one() -> None:
+    """Root passes every check of permissions there, and is refused all the same."""
+    (finding,) = host("--uds", "/sys/engine.sock")
+    assert finding.id == "M07"
+    assert "no socket can be made there: " in finding.seen
 
 
 def test_shared_memory_is_needed_by_more_than_one_worker(tmp_path: Path) -> None:

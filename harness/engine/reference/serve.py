@@ -64,9 +64,10 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN if is_deaf else partial(_end_after, lag_s, stopped))
     log("INFO", f"reference engine {REFERENCE_VERSION}: loading {options.model}, dtype {options.dtype}")
     try:
-        bound = _bound_socket(options.host, options.port)
+        bound = _bound_socket(options.host, options.port, options.uds)
     except OSError as error:
-        log("ERROR", f"OSError: cannot bind {options.host}:{options.port}: {error.strerror or error}")
+        where = options.uds or f"{options.host}:{options.port}"
+        log("ERROR", f"{type(error).__name__}: cannot bind {where}: {error.strerror or error}")
         return EXIT_REFUSED
     try:
         loaded = load(
@@ -123,7 +124,8 @@ def main(arguments: Sequence[str]) -> int:
     scheduler.start()
     server = ReferenceServer(bound, service)
     threading.Thread(target=server.serve_forever, name="server", daemon=True).start()
-    log("INFO", f"Application startup complete: http://{options.host}:{server.server_port}, {loaded.dtype}")
+    where = f"unix:{options.uds}" if options.uds else f"http://{options.host}:{server.server_port}"
+    log("INFO", f"Application startup complete: {where}, {loaded.dtype}")
     _wait(stopped)
     log("INFO", "Shutting down")
     scheduler.close()
@@ -145,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", help="directory of the checkpoint")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--uds", default=None, help="path of a Unix socket to serve on, and on no port")
     parser.add_argument("--served-model-name", default=None)
     parser.add_argument("--dtype", choices=_DTYPES, default="auto")
     parser.add_argument("--max-model-len", type=int, default=None)
@@ -167,7 +170,11 @@ def _source(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Ten
     return CheckpointFiles()
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int, path: str | None) -> socket.socket:
+    if path:
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.bind(path)
+        return local
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))

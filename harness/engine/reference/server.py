@@ -60,11 +60,12 @@ class ReferenceServer(ThreadingHTTPServer):
 
     def __init__(self, bound: socket.socket, service: Service) -> None:
         address = bound.getsockname()
-        super().__init__(address, _Handler, bind_and_activate=False)
+        handler = _LocalHandler if bound.family == socket.AF_UNIX else _Handler
+        super().__init__(address, handler, bind_and_activate=False)
         self.socket.close()
         self.socket = bound
         self.server_address = address
-        self.server_name, self.server_port = "localhost", address[1]
+        self.server_name, self.server_port = "localhost", address[1] if isinstance(address, tuple) else 0
         self.service = service
         self.server_activate()
 
@@ -310,6 +311,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep requests out of the log."""
+
+
+class _LocalHandler(_Handler):
+    disable_nagle_algorithm = False  # a Unix socket knows no such option
 
 
 def _next_step(generation: Generation) -> Step:

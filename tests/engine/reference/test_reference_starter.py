@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,32 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path: Path, start_reference: 
     text = engine.log_path.read_text()
     assert text.count("ERROR") == 1
     assert "Traceback" not in text
+
+
+def test_a_socket_that_may_not_be_made_ends_it_with_one_line(checkpoint: Path, start_reference: Start) -> None:
+    engine = start_reference(checkpoint, extra_arguments=("--uds", "/sys/engine.sock"))
+    with pytest.raises(EngineNotReady) as caught:
+        engine.wait_ready(20)
+    assert caught.value.engine_exit_code == 1
+    (line,) = caught.value.log_lines
+    assert "cannot bind /sys/engine.sock: " in line
+
+
+def test_it_serves_on_a_unix_socket(checkpoint: Path, start_reference: Start, tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    start_reference(checkpoint, extra_arguments=("--uds", str(path)))
+
+    def answer() -> bytes | None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5.0)
+            try:
+                client.connect(str(path))
+            except OSError:  # not yet made, or not yet listened on
+                return None
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n")
+            return client.recv(1024)
+
+    assert poll_until(answer, what="an answer from the socket", limit_s=20, every_s=0.05).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("name", ["absent", "file"])
