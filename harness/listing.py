@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -18,13 +19,33 @@ SCENARIOS = Path("scenarios")
 TIERS = ("core", "nightly", QUALIFICATION, "docker", "gpu", "slow")
 SUITE = re.compile(r'<testsuite name="rollout on ([^"]{1,100})"')
 CASE = re.compile(r'name="([\w.-]{1,200})\[(guarded|unguarded)\]" time="([\d.]{1,12})"')
+WHOLE = re.compile(r'<property name="whole_s" value="([\d.]{1,12})"')
 JUNIT_CHARACTERS_MAX = 4_000_000
 RUNS_MAX = 200  # of which the newest are read
 SUPPLIED = ("old", "a rollout")  # by every scenario
 RUNS = ("*/junit.xml", "qualifications/*/*/*/junit.xml")  # below the results
 GUARDED_ON = "guarded on "
 
-Times = dict[str, dict[str, float]]  # per scenario: seconds per engine and mode
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """How long a scenario took."""
+
+    load_s: float
+    whole_s: float | None = None  # with the engines that were started before and after; None: it was not recorded
+
+    @property
+    def known_s(self) -> float:
+        """Return as much of it as was recorded."""
+        return self.load_s if self.whole_s is None else self.whole_s
+
+    def __str__(self) -> str:
+        if self.whole_s is None:
+            return f"{self.load_s:.0f} s under load"
+        return f"{self.whole_s:.0f} s ({self.load_s:.0f} s under load)"
+
+
+Times = dict[str, dict[str, Took]]  # per scenario, by mode and engine
 
 
 def listing(paths: Sequence[Path], results: Path) -> Iterator[str]:
@@ -65,10 +86,12 @@ def last_times(results: Path) -> Times:
         except OSError:
             continue
         suite = SUITE.search(text)
-        for name, mode, seconds in CASE.findall(text):
-            engine = suite[1] if suite else "?"
-            if float(seconds):  # no load began in the others
-                times.setdefault(name, {}).setdefault(f"{mode} on {engine}", float(seconds))
+        for case in text.split("<testcase")[1:]:
+            found, whole = CASE.search(case), WHOLE.search(case)
+            how = f"{found[2]} on {suite[1] if suite else '?'}" if found else ""
+            if found and float(found[3]):  # no load began in the others
+                took = Took(load_s=float(found[3]), whole_s=float(whole[1]) if whole else None)
+                times.setdefault(found[1], {}).setdefault(how, took)
     return times
 
 
@@ -76,7 +99,7 @@ def _begun(junit: Path) -> str:
     return junit.parent.name  # runs are named after when they began
 
 
-def _scenario(each: Collected, times: dict[str, float]) -> Iterator[str]:
+def _scenario(each: Collected, times: dict[str, Took]) -> Iterator[str]:
     names = [fault.name for fault in each.scenario.faults]
     tiers = [tier for tier in TIERS if tier in each.markers]
     marked = f" ({', '.join(tiers)})" if tiers else ""
@@ -84,7 +107,7 @@ def _scenario(each: Collected, times: dict[str, float]) -> Iterator[str]:
     if needs := _needs([name for name in names if name in CATALOGUE], known=SUPPLIED):
         yield f"    needs {needs}"
     if times:
-        yield "    took " + ", ".join(f"{seconds:.0f} s {how}" for how, seconds in sorted(times.items()))
+        yield "    took " + ", ".join(f"{took} {how}" for how, took in sorted(times.items()))
 
 
 def _qualification(names: Sequence[str], times: Times) -> Iterator[str]:
@@ -100,20 +123,20 @@ def _qualification(names: Sequence[str], times: Times) -> Iterator[str]:
         yield "  how long they take is known once they were run here"
     for engine in sorted(engines):
         took = [times[name][how] for name in names if (how := f"{GUARDED_ON}{engine}") in times.get(name, {})]
-        known = f"{len(took)} of them took {sum(took) / 60:.1f} min under load"
-        rest = (
-            ""
-            if len(took) == len(names)
-            else f"; all would, at that pace, {sum(took) / len(took) * len(names) / 60:.1f}"
-        )
-        yield f"  on {engine}: {known}{rest}"
+        known_s, load_s = sum(each.known_s for each in took), sum(each.load_s for each in took)
+        said = f"{len(took)} of them took {known_s / 60:.1f} min, {load_s / 60:.1f} of it under load"
+        if len(took) < len(names):
+            said += f"; all would, at that pace, {known_s / len(took) * len(names) / 60:.1f}"
+        if without := sum(each.whole_s is None for each in took):
+            said += f" (of {without} only the load is known, not the starts of their engines)"
+        yield f"  on {engine}: {said}"
     for name in names:
-        took_s = ", ".join(
-            f"{seconds:.0f} s on {how.removeprefix(GUARDED_ON)}"
-            for how, seconds in sorted(times.get(name, {}).items())
+        each = ", ".join(
+            f"{took} on {how.removeprefix(GUARDED_ON)}"
+            for how, took in sorted(times.get(name, {}).items())
             if how.startswith(GUARDED_ON)
         )
-        yield f"  {name:42}{took_s or 'not timed'}"
+        yield f"  {name:42}{each or 'not timed'}"
 
 
 def _needs(names: Sequence[str], *, known: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from harness import cli
 from harness.faults import FAULTS
-from harness.listing import last_times, listing
+from harness.listing import Took, last_times, listing
 
 SUITE = """
 import pytest
@@ -32,10 +32,12 @@ def test_it(run_scenario):
 """
 
 
-def junit(engine: str, seconds: float) -> str:
+def junit(engine: str, seconds: float, *, whole_s: float | None = None) -> str:
+    known = "" if whole_s is None else f'<properties><property name="whole_s" value="{whole_s}" /></properties>'
     return (
         f'<testsuites><testsuite name="rollout on {engine}">'
-        f'<testcase classname="cached" name="cached[guarded]" time="{seconds:.3f}"/></testsuite></testsuites>'
+        f'<testcase classname="cached" name="cached[guarded]" time="{seconds:.3f}">{known}</testcase>'
+        "</testsuite></testsuites>"
     )
 
 
@@ -54,7 +56,9 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_times_are_those_of_the_newest_run_on_each_engine(results: Path) -> None:
-    assert last_times(results) == {"cached": {"guarded on reference-1.0": 5.0, "guarded on v-1": 70.0}}
+    assert last_times(results) == {
+        "cached": {"guarded on reference-1.0": Took(load_s=5.0), "guarded on v-1": Took(load_s=70.0)}
+    }
     assert last_times(results / "absent") == {}
 
 
@@ -72,7 +76,7 @@ def test_every_fault_and_scenario_is_listed_with_what_it_needs(results: Path, tm
     assert below.strip() == "needs an engine with the weight cache"
     assert f"{suite}:" in lines
     assert "  cached: parallel_size (qualification, gpu)" in lines
-    assert "    took 5 s guarded on reference-1.0, 70 s guarded on v-1" in lines
+    assert "    took 5 s under load guarded on reference-1.0, 70 s under load guarded on v-1" in lines
 
 
 def test_the_command_lists_faults_where_there_are_no_scenarios(
@@ -94,12 +98,13 @@ def test_who_qualification_requires_is_listed_with_how_long_a_side_takes(results
     )
     timed = results / "qualifications" / "a-over-b" / "candidate" / "2026-05"
     timed.mkdir(parents=True)
-    (timed / "junit.xml").write_text(junit("v-1", 130))
+    (timed / "junit.xml").write_text(junit("v-1", 130, whole_s=180.4))
     assert _of_qualification(suite, results) == [
         "qualification (the 2 scenarios whose guarded runs harness qualify requires):",
-        "  on reference-1.0: 1 of them took 0.1 min under load; all would, at that pace, 0.2",
-        "  on v-1: 1 of them took 2.2 min under load; all would, at that pace, 4.3",
-        "  cached                                    5 s on reference-1.0, 130 s on v-1",
+        "  on reference-1.0: 1 of them took 0.1 min, 0.1 of it under load; all would, at that pace, 0.2 (of 1 only the load is "
+        "known, not the starts of their engines)",
+        "  on v-1: 1 of them took 3.0 min, 2.2 of it under load; all would, at that pace, 6.0",
+        "  cached                                    5 s under load on reference-1.0, 180 s (130 s under load) on v-1",
         "  other                                     not timed",
     ]
     assert _of_qualification(suite, tmp_path / "absent")[1] == "  how long they take is known once they were run here"

@@ -255,6 +255,7 @@ def measure(history: History) -> dict[str, float | int | str | None]:
         "latency_ms_p50_before": _median_ms(history, Window.BEFORE),
         "latency_ms_p50_after": _median_ms(history, Window.AFTER),
         "engine_starts": len(history.of(EventKind.ENGINE_STARTING)),
+        "whole_s": round(sum(e.data["took_s"] for e in history.of(EventKind.PHASE_ENDED)), 2),
         "harness_own_s": round(sum(took for phase, took in phases.items() if phase not in _ENGINE_AND_LOAD), 2),
     }
 

@@ -8,7 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.judge.verdict import Verdict
+from harness.listing import Took, last_times
+from harness.observe.history import EventKind
 from harness.report.junit import write_junit
+from harness.report.store import measure
 
 
 def suite(run, path: Path) -> ElementTree.Element:
@@ -37,3 +40,20 @@ def test_a_run_that_did_not_come_to_its_end_is_an_error(undeclared, guarded, mak
 def test_hostile_words_in_a_stored_run_leave_it_xml(guarded, make_scenario, make_run, tmp_path) -> None:
     run = make_run(make_scenario(guarded()), engine_label="vllm\x00\x1b[31m<&>", started_at="2026\x08")
     assert "vllm" in str(suite(run, tmp_path / "junit.xml").get("name"))
+
+
+def test_the_file_says_how_long_a_scenario_took_with_the_starts_of_its_engines(
+    guarded, make_scenario, make_run, tmp_path
+) -> None:
+    """`harness list` reads it there: the time of a test case is the load alone."""
+    story = guarded()
+    story.event(1.0, EventKind.PHASE_ENDED, phase="engine", took_s=60.5)
+    story.event(2.0, EventKind.PHASE_ENDED, phase="load", took_s=20)
+    (tmp_path / "results" / "2026-01").mkdir(parents=True)
+    run = make_run(make_scenario(story, name="cached", mode="guarded", measured=measure(story.history())))
+    write_junit(run, tmp_path / "results" / "2026-01" / "junit.xml")
+    (took,) = last_times(tmp_path / "results")["cached"].values()
+    assert took.whole_s is not None
+    assert took.whole_s >= 80.5
+    assert 0 < took.load_s < took.whole_s
+    assert str(Took(load_s=20.0, whole_s=80.5)) == "80 s (20 s under load)"
