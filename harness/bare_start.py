@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import reuse
-from harness.engine.rollout import How
 from harness.errors import FaultNotProved
 from harness.faults.old_server import PortOfOldServer
 from harness.ground import Ground
@@ -71,7 +70,7 @@ class BareStart:
         is_beside = any(isinstance(fault, PortOfOldServer) for fault in scenario.faults)
         is_struck_first = scenario.timeline[0].action is Action.INJECT
         has_cache = launch.weight_cache is not None or launch.compile_cache is not None
-        return has_cache or is_beside or is_struck_first or scenario.rollout.how is How.RELOAD
+        return has_cache or is_beside or is_struck_first or scenario.rollout.is_in_place
 
     def _hand_on(self) -> None:
         reloaded = self.service.give_away()

@@ -35,9 +35,10 @@ from harness.guards.canary import Answer
 from harness.guards.versions import MANIFEST, READY
 from harness.incident import Incident
 from harness.observe.history import EventKind
-from harness.reload import InPlace
+from harness.reload import InPlace, reload_weights
 from harness.scenario import Action, Guard, Mode
 from harness.service import Service
+from harness.weight_update import WeightUpdate
 
 
 @dataclass(slots=True)
@@ -295,7 +296,7 @@ class Operations:
         """Start an engine for the new checkpoint and admit traffic to it; say whether that came about."""
         service = self.service
         before = service.serving
-        if rollout.how is How.RELOAD and before is not None:
+        if rollout.is_in_place and before is not None:
             return self._reload(before, rollout, gated=gated)
         if rollout.how is How.RESTART and before is not None:
             service.stop(before, how="rollout")
@@ -328,14 +329,16 @@ class Operations:
         return True
 
     def _reload(self, engine: Engine, rollout: Rollout, *, gated: bool) -> bool:
-        """Let the engine that serves read its weights again; say whether the rollout came about."""
+        """Give other weights to the engine that serves; say whether the rollout came about."""
         for acting in self._acting:
             self._record(acting.state())
         scenario = self.ground.scenario
         claimed = {claim.name for claim in (*scenario.unguarded, *scenario.guarded)}
+        update = WeightUpdate(service=self.service, engine=engine, checkpoint=self.live.resolve(), flaw=rollout.flaw)
         in_place = InPlace(
             service=self.service,
             rollout=rollout,
+            change=update.carry_out if rollout.how is How.UPDATE else reload_weights,
             wants_checksums="checksums_trusted" in claimed,
             wants_requests_under_way="answers_unmixed" in claimed,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.clock import now_ns
@@ -36,11 +36,30 @@ OF_NO_BYTES = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """The calls that gave the engine other weights, and what else there is to tell of them."""
+
+    calls: tuple[Reply, ...]
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reply(self) -> Reply:
+        """Return the answer that decides whether it has them: the first that says no, or the last."""
+        return next((reply for reply in self.calls if not reply.is_ok), self.calls[-1])
+
+
+def reload_weights(api: DevApi) -> Changed:
+    """Let the engine read its weights again, from where it read last."""
+    return Changed(calls=(api.reload_weights(),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InPlace:
-    """Reloads the engine that users are sent to."""
+    """Gives other weights to the engine that users are sent to."""
 
     service: Service
     rollout: Rollout
+    change: Callable[[DevApi], Changed] = reload_weights
     wants_checksums: bool = False
     wants_requests_under_way: bool = False
 
@@ -65,7 +84,7 @@ class InPlace:
         if is_gated and not is_right:
             self.service.stop(engine, how="refused by the canary gate")
             return "the canary gate refused the reloaded engine"
-        return "" if succeeded else "the engine refused the reload"
+        return "" if succeeded else f"the engine refused the {self.rollout.how}"
 
     def _reload(self, engine: Engine, under_way: UnderWay | None) -> bool:
         rollout = self.rollout
@@ -75,6 +94,7 @@ class InPlace:
             expects=Answer.NEW,
             resets_prefix_cache=rollout.resets_prefix_cache,
             pause=rollout.pause,
+            how=rollout.how,
         )
         api = self._api(engine)
         checksums = [api.checksums(), api.weight_info()] if self.wants_checksums else []
@@ -82,9 +102,10 @@ class InPlace:
         if under_way is not None and rollout.pause is Pause.WAIT:
             under_way.settle(limit_s=LAG_LIMIT_MS / 1000)
         called_ns = now_ns()
-        reloaded = api.reload_weights()
+        changed = self.change(api)
         call_ns = [called_ns, now_ns()]
-        calls.append(reloaded)
+        reloaded = changed.reply
+        calls += changed.calls
         if rollout.resets_prefix_cache:
             calls.append(api.reset_prefix_cache())
         if rollout.pause is not Pause.NONE:
@@ -102,6 +123,8 @@ class InPlace:
             calls=[reply.as_json() for reply in calls],
             call_ns=call_ns,
             weights=compared(checksums),
+            how=rollout.how,
+            update=dict(changed.told),
         )
         self.service.look_after()
         self.service.note_logs()
@@ -146,8 +169,13 @@ class InPlace:
         difference, because = None, ""
         try:
             checked = check_deep(api, SERVED_MODEL_NAME, golden.deep)
-            answer = str(Answer.NEITHER if checked.because else expected)
+            answer = str(expected)
             difference, because = checked.difference, checked.because
+            if because:  # of the other checkpoint through and through, or of none
+                other = goldens.old if expected is Answer.NEW else goldens.new
+                is_other = other.deep is not None and not check_deep(api, SERVED_MODEL_NAME, other.deep).because
+                answer = str((Answer.OLD if expected is Answer.NEW else Answer.NEW) if is_other else Answer.NEITHER)
+                because = "" if is_other else because
         except (OSError, ValueError) as failure:
             answer = f"no answer ({type(failure).__name__}: {failure}"[:211] + ")"
         self._event(
@@ -157,7 +185,7 @@ class InPlace:
             difference_old=difference if expected is Answer.OLD else None,
             difference_new=difference if expected is Answer.NEW else None,
             because=because,
-            when=f"of {len(golden.deep.prompt)} tokens {'after' if expected is Answer.NEW else 'before'} the reload",
+            when=f"of {len(golden.deep.prompt)} tokens {'after' if expected is Answer.NEW else 'before'} the {self.rollout.how}",
             rotation=DEEP_ROTATION,
         )
         return answer == expected

@@ -198,7 +198,12 @@ class Scenario:
     @property
     def reloads(self) -> bool:
         """Say whether an engine is given other weights while it runs, in either mode."""
-        return How.RELOAD in (self.rollout.how, self.guarded_rollout.how)
+        return self.rollout.is_in_place or self.guarded_rollout.is_in_place
+
+    @property
+    def updates(self) -> bool:
+        """Say whether an engine is sent other weights over a transfer engine, in either mode."""
+        return How.UPDATE in (self.rollout.how, self.guarded_rollout.how)
 
     @property
     def is_incident(self) -> bool:

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "service",
         "under_way",
         "reload",
+        "weight_update",
         "admission",
         "incident",
         "operations",
@@ -78,7 +79,7 @@ def modules() -> list[tuple[str, Path]]:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         relative = path.relative_to(ROOT).with_suffix("")
-        if "weight_cache_plugin" in relative.parts or relative.parts == ("__init__",):
+        if {"weight_cache_plugin", "weight_transfer_plugin"} & set(relative.parts) or relative.parts == ("__init__",):
             continue
         found.append((".".join(part for part in relative.parts if part != "__init__"), path))
     return found

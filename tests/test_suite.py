@@ -111,7 +111,8 @@ def test_what_qualification_requires_covers_every_fault_family_and_every_guard()
     }
     assert noticed >= {"preflight", "startup", "canary", "harmless"}
     files = {each.file.name for each in found if QUALIFICATION in each.markers}
-    assert files == {each.file.name for each in found}, "each file of scenarios is a family"
+    nightly_alone = {"test_weight_updates.py"}  # a reload stands for them
+    assert files == {each.file.name for each in found} - nightly_alone, "each file of scenarios is a family"
     assert 20 <= len(required) <= 32, "about 40 minutes a side in containers"
 
 

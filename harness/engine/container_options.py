@@ -27,6 +27,8 @@ CHECKPOINTS = "/checkpoints"
 PLUGINS = "/opt/rollout-plugins"
 COMPILE_CACHES = "/compile-caches"
 PLUGIN_DIRECTORY = Path(__file__).with_name("weight_cache_plugin")
+TRANSFER_PLUGIN = "/opt/rollout-weight-transfer"
+TRANSFER_PLUGIN_DIRECTORY = Path(__file__).with_name("weight_transfer_plugin")
 INCARNATION_LABEL = "io.github.vllm-rollout-harness.incarnation"
 PIDS_LIMIT = 4096
 SHARED_MEMORY_BYTES = 1024**3  # Docker's own 64 MiB is too little for more than one worker
@@ -153,6 +155,9 @@ def container_options(
         environment[WEIGHT_CACHE_PATH_VARIABLE] = WEIGHT_CACHE_ROOT
         environment[WEIGHT_CACHE_KEY_VARIABLE] = launch.weight_cache.key
         environment["PYTHONPATH"] = ":".join(filter(None, (PLUGINS, environment.get("PYTHONPATH"))))
+    if launch.transfers_weights:
+        mounts.append(BindMount(source=TRANSFER_PLUGIN_DIRECTORY, target=TRANSFER_PLUGIN, is_read_only=True))
+        environment["PYTHONPATH"] = ":".join(filter(None, (TRANSFER_PLUGIN, environment.get("PYTHONPATH"))))
     if launch.compile_cache is not None:
         # Each cache has a place of its own, so that one that was moved is seen to have moved.
         place = f"{COMPILE_CACHES}/{launch.compile_cache.name}"

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from harness.clock import now_ns, seconds_between
-from harness.engine.launch import Launch
+from harness.engine.launch import WEIGHT_TRANSFER, Launch
 from harness.guards.engine_api import EngineApi, Refused
 
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
@@ -151,6 +151,11 @@ def reloadable(launch: Launch) -> Launch:
     if not {PREFIX_CACHING, "--no-enable-prefix-caching"} & set(arguments):
         arguments = (*arguments, PREFIX_CACHING)
     return replace(launch, extra_arguments=arguments, environment=(*launch.environment, DEV_MODE))
+
+
+def updatable(launch: Launch) -> Launch:
+    """Return the same launch with the transfer engine that reads files."""
+    return replace(launch, extra_arguments=(*launch.extra_arguments, *WEIGHT_TRANSFER))
 
 
 def _said(text: str, body: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ WEIGHT_CACHE_ROOT = "/dev/shm/vllm_weight_cache"  # the incident write-up's defa
 WEIGHT_CACHE_PATH_VARIABLE = "VLLM_WEIGHT_CACHE_PATH"
 WEIGHT_CACHE_KEY_VARIABLE = "VLLM_WEIGHT_CACHE_KEY"  # "path" (as documented) or "content"
 WEIGHT_CACHE_DISABLED_VARIABLE = "VLLM_WEIGHT_CACHE_DISABLED"  # "1": load as if there were no cache
+WEIGHT_TRANSFER = ("--weight-transfer-config", '{"backend": "rollout_files"}')  # the backend of our plug-in
 COMPILE_CACHE_VARIABLE = "VLLM_CACHE_ROOT"
 
 
@@ -63,6 +64,11 @@ class Launch:
             *load_format,
             *self.extra_arguments,
         )
+
+    @property
+    def transfers_weights(self) -> bool:
+        """Say whether weights may be sent to the engine, which then needs the plug-in that reads them from files."""
+        return WEIGHT_TRANSFER[1] in self.extra_arguments
 
     def flags(self) -> tuple[str, ...]:
         """Return what of this launch decides the answers, for keys of stored goldens: no paths, ports or names."""

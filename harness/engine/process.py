@@ -27,6 +27,7 @@ from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.label import DIRECTORY_PREFIX, LABEL_VARIABLE
 
 WEIGHT_CACHE_PLUGIN_DIRECTORY = Path(__file__).parent / "weight_cache_plugin"
+WEIGHT_TRANSFER_PLUGIN_DIRECTORY = Path(__file__).parent / "weight_transfer_plugin"
 
 _LOOPBACK = "127.0.0.1"
 _IDENTIFY_LIMIT_S = 60.0
@@ -168,6 +169,8 @@ class ProcessStarter:
                 WEIGHT_CACHE_PATH_VARIABLE: str(launch.weight_cache.directory),
                 WEIGHT_CACHE_KEY_VARIABLE: launch.weight_cache.key,
             }
+        if launch.transfers_weights:
+            search_path.append(WEIGHT_TRANSFER_PLUGIN_DIRECTORY)
         # Without the first the server asks for nearly all memory of the machine and refuses on a busy one; without the
         # second the first request with logprobs compiles for 16 to 21 s, even in eager mode (0.32.0).
         processor: dict[str, str] = {}

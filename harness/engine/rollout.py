@@ -14,6 +14,7 @@ class How(StrEnum):
     RESTART = "restart"  # stop the old engine, start the new one in its place
     BLUE_GREEN = "blue_green"  # start the new one beside the old, move traffic, stop the old
     RELOAD = "reload"  # the running engine reads its weights again, from the same path
+    UPDATE = "update"  # the running engine is sent its weights, over a transfer engine
 
 
 class Pause(StrEnum):
@@ -24,21 +25,38 @@ class Pause(StrEnum):
     NONE = "none"  # they go on
 
 
+class Flaw(StrEnum):
+    """What is wrong with an update of weights that are sent."""
+
+    NONE = "none"
+    NOTHING_SENT = "nothing_sent"  # it is begun and finished, with nothing in between
+    LAYER_NOT_SENT = "layer_not_sent"  # no tensor of the last layer comes
+    PART_NOT_SENT = "part_not_sent"  # one part of a tensor that the engine fuses never comes
+    CHUNK_REFUSED = "chunk_refused"  # the second chunk cannot be read
+    REQUEST_BETWEEN = "request_between"  # a request comes between the start and the first chunk, and nothing is paused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """A procedure and how long its engine may take to become ready."""
 
     how: How
     ready_limit_s: float = 180.0
-    resets_prefix_cache: bool = True  # of a reload
-    pause: Pause = Pause.WAIT  # of a reload
+    resets_prefix_cache: bool = True  # of a reload or an update
+    pause: Pause = Pause.WAIT  # of a reload or an update
+    flaw: Flaw = Flaw.NONE  # of an update
+
+    @property
+    def is_in_place(self) -> bool:
+        """Say whether the running engine is given other weights."""
+        return self.how in (How.RELOAD, How.UPDATE)
 
     def as_remedy(self, *, beside: bool) -> Rollout:
-        """Return how the repaired checkpoint is rolled out: never by a reload, an engine is trusted only once.
+        """Return how the repaired checkpoint is rolled out: never in place, an engine is trusted only once.
 
         `beside`: the old engine may go on serving until the new one is admitted.
         """
-        if self.how is not How.RELOAD:
+        if not self.is_in_place:
             return self
         return (blue_green if beside else restart)(ready_limit_s=self.ready_limit_s)
 
@@ -69,3 +87,17 @@ def reload_in_place(
     return Rollout(
         how=How.RELOAD, ready_limit_s=ready_limit_s, resets_prefix_cache=reset_prefix_cache, pause=Pause(chosen)
     )
+
+
+def update_weights(*, flaw: Flaw | str = Flaw.NONE, ready_limit_s: float = 180.0) -> Rollout:
+    """Send the running engine the tensors of the new checkpoint in two chunks, over a transfer engine that reads files.
+
+    Such an engine is started with `VLLM_SERVER_DEV_MODE=1`, `--weight-transfer-config` and the plug-in of the harness; see
+    `reload_in_place` about its endpoints. `flaw` is what is wrong with the update: "nothing_sent", "layer_not_sent",
+    "part_not_sent", "chunk_refused", or "request_between", in which nothing is paused.
+    Raises: ScenarioInvalid for another word.
+    """
+    if flaw not in frozenset(Flaw):
+        raise ScenarioInvalid(f'flaw is "{flaw}", expected one of {", ".join(Flaw)}')
+    pause = Pause.NONE if flaw == Flaw.REQUEST_BETWEEN else Pause.WAIT
+    return Rollout(how=How.UPDATE, ready_limit_s=ready_limit_s, pause=pause, flaw=Flaw(flaw))

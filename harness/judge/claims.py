@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from harness.errors import ScenarioInvalid, UsageError
 from harness.guards.canary import Answer
-from harness.judge import answers, incident_answers, live_answers, own_answers, prefix_cache, spike
+from harness.judge import answers, incident_answers, live_answers, own_answers, prefix_cache, spike, weight_version
 from harness.judge.claim import PAIRED_ONLY, Claim, Context, Judgement
 from harness.judge.moments import Layer, Window
 from harness.judge.verdict import Finding, Verdict
@@ -103,6 +103,11 @@ def checksums_trusted() -> Claim:
     return Claim("checksums_trusted")
 
 
+def version_told_truly() -> Claim:
+    """Claim that after an update the version that the engine tells is that of the weights that it answers from."""
+    return Claim("version_told_truly")
+
+
 def health_told(*, within_s: float) -> Claim:
     """Claim that `/health` of a struck engine was bad within `within_s` seconds."""
     return Claim("health_told", {"within_s": _above_zero("within_s", within_s)})
@@ -156,6 +161,7 @@ JUDGES: dict[str, Callable[..., Judgement]] = {
     PAIRED_ONLY: answers.latency_not_regressed,
     "answers_unmixed": live_answers.answers_unmixed,
     "checksums_trusted": live_answers.checksums_trusted,
+    "version_told_truly": weight_version.version_told_truly,
     "health_told": incident_answers.health_told,
     "exit_code_told": incident_answers.exit_code_told,
     "faults_proved": own_answers.faults_proved,

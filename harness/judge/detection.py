@@ -24,6 +24,7 @@ from harness.judge.reloads import (
     sent_ns,
     suspects,
     tells_nothing_of_weights,
+    told_of_version,
     told_of_weights,
 )
 from harness.observe.history import Event, EventKind, History, Request, RequestResult
@@ -81,7 +82,7 @@ def detection(history: History) -> Detection:
     suspected = {**suspected, **struck}
     if signs:
         first = _first_witness(signs) if struck else _earliest(signs)
-        return replace(first, because=first.because + _aftermath(first, signs, history))
+        return replace(first, because=first.because + _aftermath(first, signs, history) + told_of_version(history))
     right = [
         r
         for r in history.canaries()
@@ -100,7 +101,8 @@ def detection(history: History) -> Detection:
             layer=Layer.HARMLESS,
             at_ns=None,
             because=f"{len(seen)} of {len(seen)} canaries were right: nothing that clients see has changed"
-            + told_of_weights(history),
+            + told_of_weights(history)
+            + told_of_version(history),
             evidence=seen[:RIGHT_FOR_HARMLESS],
         )
     cut = any(event.data.get("is_cut") for event in history.of(EventKind.DETECTION_SEEN))
@@ -138,7 +140,7 @@ def _event_sign(event: Event, history: History, expected: dict[str, Expected]) -
         because = f'the engine refused to start ({data["reason"]}): "{lines[0]}"'
         return [replace(_sign(Layer.STARTUP, event, because), doubt=_doubt_about_start(event, history))]
     if event.kind is EventKind.RELOAD_ENDED and not data["succeeded"]:
-        sign = _sign(Layer.STARTUP, event, f"the engine refused the reload: {data['because']}")
+        sign = _sign(Layer.STARTUP, event, f"the engine refused the {data.get('how', 'reload')}: {data['because']}")
         return [
             replace(
                 sign, doubt="" if data["was_answered"] else "the reload got no answer: a slow machine looks the same"

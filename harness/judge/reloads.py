@@ -130,6 +130,17 @@ def told_of_weights(history: History) -> str:
     return ""
 
 
+def told_of_version(history: History) -> str:
+    """Say which version an update gave and what the engine then says that it has; empty where nothing was given."""
+    event = history.last(EventKind.RELOAD_ENDED)
+    seen = {} if event is None else event.data.get("update") or {}
+    if not seen.get("version_given"):
+        return ""
+    given, before, after = (seen.get(f"version_{when}") for when in ("given", "before", "after"))
+    told = "gives no version" if after is None else f"says version {after!r}"
+    return f"; the update gave the version {given!r} after {before!r}, and `/weight_info` then {told}"
+
+
 def sent_ns(request: Request) -> int:
     """Return when a request was sent, or planned when it was not."""
     return request.planned_ns if request.sent_ns is None else request.sent_ns

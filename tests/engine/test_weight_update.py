@@ -5,8 +5,6 @@ What comes with vLLM needs CUDA to move tensors, so a transfer engine of our own
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from engine_kinds import API_KEY, PROCESS, opened
 
 from harness.checkpoint.manifest import read_shard
 from harness.checkpoint.models import tiny_llama
-from harness.engine.dev_api import DevApi, Reply, reloadable
+from harness.engine.dev_api import DevApi, Reply, reloadable, updatable
 from harness.engine.engine import Engine
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.ready import HEALTHY, probe_health
@@ -27,8 +25,6 @@ pytestmark = pytest.mark.slow
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]]
 LIMIT_S = 60.0
 SAME = 1e-3
-PLUGIN = Path(__file__).parent / "weight_transfer_plugin" / "rollout_weight_transfer.py"
-ENTRY_POINTS = "[vllm.general_plugins]\nrollout_weight_transfer = rollout_weight_transfer:register\n"
 HALF_OF_FUSED = "model.layers.1.mlp.gate_proj.weight"
 
 
@@ -56,9 +52,9 @@ class Updated:
 
     def update(self, version: str, *chunks: list[str]) -> list[Reply]:
         """Update from the new checkpoint, chunk by chunk, and return what was answered."""
-        api, file = self.api, str(self.new / "model.safetensors")
+        api, file = self.api, f"../{self.new.name}/model.safetensors"  # relative to what is served
         replies = [api.pause(), api.start_weight_update()]
-        replies += [api.update_weights(path=file, names=names) for names in chunks]
+        replies += [api.update_weights(files={file: names}) for names in chunks]
         return [*replies, api.finish_weight_update(version), api.reset_prefix_cache(), api.resume()]
 
 
@@ -75,21 +71,9 @@ def names_of(path: Path) -> list[str]:
 def updated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Updated]:
     place = tmp_path_factory.mktemp("updated")
     old, new = (tiny_llama(seed).build(place / "models") for seed in (1, 2))
-    plugin = place / "plugin"
-    described = plugin / "rollout_weight_transfer-1.0.dist-info"
-    described.mkdir(parents=True)
-    shutil.copy(PLUGIN, plugin)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: rollout-weight-transfer\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(ENTRY_POINTS)
     with opened(PROCESS, place) as starter:
-        launch = Launch(
-            checkpoint_root=old.parent,
-            checkpoint_name=old.name,
-            max_model_len=256,
-            extra_arguments=("--weight-transfer-config", json.dumps({"backend": "rollout_files"})),
-            environment=(("PYTHONPATH", f"{place / 'work' / 'vllm-metadata'}:{plugin}"),),
-        )
-        engine = starter.start(reloadable(launch), incarnation="old-1")
+        launch = Launch(checkpoint_root=old.parent, checkpoint_name=old.name, max_model_len=256)
+        engine = starter.start(updatable(reloadable(launch)), incarnation="old-1")
         engine.wait_ready(PROCESS.ready_limit_s)
         yield Updated(engine, old, new)
 
@@ -154,7 +138,7 @@ def test_after_a_chunk_that_was_refused_the_next_request_finds_the_engine_dead(u
     """Last, since nothing serves afterwards. Health is 200 until then, and nothing is left to call but a restart."""
     api = updated.api
     require_ok(api.pause(), api.start_weight_update())
-    refused = api.update_weights(path=str(updated.new / "absent.safetensors"), names=names_of(updated.new))
+    refused = api.update_weights(files={"absent.safetensors": names_of(updated.new)})
     assert refused.status == 500, refused
     assert api.finish_weight_update("6").status == 500
     assert api.weight_info().body != {"weight_version": "6"}

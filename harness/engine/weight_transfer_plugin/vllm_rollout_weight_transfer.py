@@ -1,17 +1,26 @@
 """A transfer engine for vLLM's weight updates that takes tensors from safetensors files, so that it works without a GPU.
 
-Those that come with vLLM need CUDA. What the workers do around them - which weights are replaced when, and what a chunk that is
-absent or refused leaves behind - is vLLM's own code, and the same.
+Those that come with vLLM need CUDA. What the workers do around them (which weights are replaced when, and what a chunk that is
+absent or refused leaves behind) is vLLM's own code, and the same. Files are named relative to the directory that the engine was
+started on, as the engine sees it, so that a sender need not know where that is mounted.
+
+vLLM finds it through the entry point beside this file; the directory only has to be on `PYTHONPATH`. It imports nothing but the
+standard library until vLLM calls `register`.
 """
+
+# mypy: disable-error-code="import-not-found, misc, unused-ignore"
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+BACKEND = "rollout_files"
 
 
 def register() -> None:
-    """Register the backend "rollout_files" with vLLM; called by it in every process of the engine."""
+    """Register the backend with vLLM; called by it in every process of the engine."""
     from safetensors import safe_open
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
@@ -27,8 +36,7 @@ def register() -> None:
 
     @dataclass
     class Update(WeightTransferUpdateInfo):
-        path: str
-        names: list[str]
+        files: dict[str, list[str]]  # names of tensors by the file that holds them
 
     class FileTransferEngine(WeightTransferEngine):
         init_info_cls = Init
@@ -45,8 +53,9 @@ def register() -> None:
             self.receive_weights(self.parse_update_info(update_info))
 
         def receive_weights(self, update_info: Any) -> None:
-            with safe_open(update_info.path, framework="pt") as file:
-                self.model.load_weights([(name, file.get_tensor(name)) for name in update_info.names])
+            for name, tensors in update_info.files.items():
+                with safe_open(Path(self.model_config.model) / name, framework="pt") as file:
+                    self.model.load_weights([(tensor, file.get_tensor(tensor)) for tensor in tensors])
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
@@ -54,4 +63,4 @@ def register() -> None:
         def shutdown(self) -> None:
             pass
 
-    WeightTransferEngineFactory.register_engine("rollout_files", FileTransferEngine)
+    WeightTransferEngineFactory.register_engine(BACKEND, FileTransferEngine)
