@@ -6,7 +6,7 @@ import platform
 import secrets
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.dev_api import reloadable, updatable
+from harness.engine.dev_api import reloadable
 from harness.engine.engine import EngineIdentity, EngineSite, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import EnvironmentMissing, LeftOver
@@ -32,11 +32,18 @@ from harness.judge.expectations import load_expectations
 from harness.label import new_label, shared_memory_directory, work_directory
 from harness.load.capacity import capacity_here
 from harness.load.loaders import require_keepable
-from harness.machine import Cores, command, commit, listed
+from harness.machine import Cores, Neighbours, command, commit, listed
 from harness.narrator import Progress, narrator
 from harness.observe.history import EventKind, Recorder
 from harness.play import Play
-from harness.report.store import ScenarioRecord, create_run, declare, finish_run, judge_scenario
+from harness.report.store import (
+    ScenarioRecord,
+    create_run,
+    declare,
+    finish_run,
+    judge_scenario,
+    note_of_machine,
+)
 from harness.requirements import require
 from harness.scenario import Mode, Scenario
 from harness.settings import Settings
@@ -91,6 +98,8 @@ class Run:
                 self.starter, self.identity, api_key=self.api_key, seed=self.settings.seed, progress=self.progress
             )
             self.directory = create_run(self.settings.results, name, self._description())
+            self._neighbours = Neighbours(own=self.label, tell=self.progress)
+            self.look_around()
         except BaseException:
             self._stack.close()
             raise
@@ -98,6 +107,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
+            self.look_around()
             if self.is_whole and kind is None:
                 finish_run(self.directory)
         finally:
@@ -108,6 +118,12 @@ class Run:
         if not left.is_empty():
             sweep.end(self.label)
             raise LeftOver(left.as_json())
+
+    def look_around(self) -> None:
+        """Note which other runs live on this machine: those that begin after this one too."""
+        with suppress(OSError):  # a note that cannot be written, or told, ends no run
+            if self._neighbours.look():
+                note_of_machine(self.directory, "other_runs", str(self._neighbours))
 
     @property
     def golden_starts(self) -> int:
@@ -186,8 +202,6 @@ class Run:
         deep_tokens = 0
         if scenario.reloads:
             launch_base, deep_tokens = reloadable(launch_base), min(DEEP_TOKENS, launch_base.max_model_len - 16)
-        if scenario.updates:
-            launch_base = updatable(launch_base)
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
         goldens = self._goldens.pair(old, new, launch_base, deep_tokens=deep_tokens)
         golden_s = seconds_between(begun, now_ns())
@@ -199,6 +213,7 @@ class Run:
             faults=tuple(fault.name for fault in scenario.faults),
             replaced=self.settings.replaced,
         )
+        self.look_around()
         place = declare(self.directory, scenario.declaration(), suffix, claims, context)
         work = self.work / place.name
         work.mkdir()
@@ -241,6 +256,7 @@ class Run:
 
     def _release_ground(self, ground: Ground, place: Path) -> ScenarioRecord:
         """Keep the logs, remove the scenario's directories, look for left-overs, and judge what was recorded."""
+        self.look_around()
         self._collect_logs(place / "logs")
         self._look_for_left_overs(ground, ground.work, ground.cache.parent)
         ground.recorder.close()

@@ -209,6 +209,7 @@ class _Runner:
         return not failed
 
     def _block(self, engine: Engine, arm: str, *, pair: int, is_null: bool) -> None:
+        self._run.look_around()
         number = len(self.blocks)
         folder = self._run.directory / BLOCKS / block_name(number, arm)
         folder.mkdir(parents=True)

@@ -115,6 +115,12 @@ def finish_run(directory: Path) -> None:
     write_json(directory / "run.json", {**fields, "is_complete": True})
 
 
+def note_of_machine(directory: Path, name: str, said: str) -> None:
+    """Note something about the machine that became known while the run goes on."""
+    fields = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+    write_json(directory / "run.json", {**fields, "machine": {**fields.get("machine", {}), name: said}})
+
+
 def declare(
     run_directory: Path, declaration: Mapping[str, Any], mode: str, claims: tuple[Claim, ...], context: Context
 ) -> Path:
