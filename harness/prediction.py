@@ -13,7 +13,7 @@ from harness.clock import Deadline
 from harness.engine.engine import Engine, EngineIdentity, EngineSite
 from harness.engine.launch import Launch
 from harness.errors import FaultNotProved, UsageError
-from harness.faults.fault import CacheFault, Damage, LaunchFault, PublishFault, StartRace
+from harness.faults.fault import CacheFault, Damage, LaunchFault, LiveFault, PublishFault, StartRace
 from harness.faults.publish import RsyncInPlace, SlowSync
 from harness.ground import LIVE, Ground, weight_cache_of
 from harness.guards.canary import Golden, GoldenPair
@@ -66,7 +66,7 @@ def is_foreseeable(scenario: Scenario) -> bool:
     starts = not scenario.is_incident and not scenario.reloads
     kinds = Damage | LaunchFault | PublishFault | CacheFault | StartRace
     return starts and all(
-        isinstance(fault, kinds) and fault.fault_id[:1] in ROWS and fault.fault_id not in OF_THE_HOST
+        isinstance(fault, kinds) and not isinstance(fault, LiveFault) and fault.fault_id[:1] in ROWS and fault.fault_id not in OF_THE_HOST
         for fault in scenario.faults
     )
 

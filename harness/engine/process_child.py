@@ -16,6 +16,7 @@ from typing import IO, BinaryIO
 import psutil
 
 from harness.clock import now_ns, poll_until
+from harness.engine.beside import Beside
 from harness.engine.engine import EngineSite
 from harness.engine.proc import signal_if
 from harness.engine.ready import copy_log, wait_healthy
@@ -25,6 +26,7 @@ from harness.label import LABEL_VARIABLE, SHARED_MEMORY
 
 RUN_VARIABLE = LABEL_VARIABLE  # every process of a run carries it, so that a sweep finds them all
 ENGINE_VARIABLE = "ROLLOUT_HARNESS_ENGINE"  # in the environment of every process of one engine
+SERVE = "serve"  # vLLM's command that is an engine
 OWN_SEGMENTS = "vllm_dist_"  # nobody else makes such; others are an engine's if it mapped them
 
 _KILL_LIMIT_S = 10.0
@@ -56,6 +58,7 @@ class ProcessEngine:
         self._port = port
         self._scratch = scratch
         self._process: subprocess.Popen[bytes] | None = None
+        self._spawned: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._copier: threading.Thread | None = None
         self._started_ns = now_ns()
         self._segments_before = segment_names(SHARED_MEMORY)
@@ -68,6 +71,7 @@ class ProcessEngine:
 
         Raises: OSError when it cannot be run.
         """
+        self._spawned = (tuple(command), dict(environment))
         log = self._log_path.open("wb")
         try:
             self._process = subprocess.Popen(
@@ -109,6 +113,28 @@ class ProcessEngine:
         if self._process is None:
             raise UsageError(f'engine "{self._incarnation}" was never started')
         return self._process.pid
+
+    @property
+    def scratch(self) -> Path:
+        """Return the directory it runs in, which goes with it."""
+        return self._scratch
+
+    def run_beside(self, *arguments: str, directory: Path, log_path: Path) -> Beside:
+        """Run another command of the same vLLM in `directory`, which is also its temporary one; it outlives this engine.
+
+        Raises: UsageError for an engine that is no vLLM; HarnessError when it cannot be run.
+        """
+        command, environment = self._spawned
+        if SERVE not in command:
+            raise UsageError(f'engine "{self._incarnation}" is no vLLM: it has no other commands')
+        own = (ENGINE_VARIABLE, "VLLM_API_KEY")  # a part of the engine would end with it
+        kept = {name: value for name, value in environment.items() if name not in own}
+        return Beside(
+            (*command[: command.index(SERVE)], *arguments),
+            environment={**kept, "TMPDIR": str(directory)},
+            directory=directory,
+            log_path=log_path,
+        )
 
     def exit_code(self) -> int | None:
         """Return the exit code of the server, negative for a signal, or None while it runs."""

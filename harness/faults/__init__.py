@@ -72,6 +72,7 @@ from harness.faults.tensors import (
     widen_tensor,
     wider_weights,
 )
+from harness.faults.weight_daemon import stale_weight_daemon
 
 FAULTS: dict[str, Callable[..., Fault]] = {
     "add_bias": add_bias,
@@ -141,6 +142,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "stale_index": stale_index,
     "stale_numpy_cache": stale_numpy_cache,
     "stale_weight_cache": stale_weight_cache,
+    "stale_weight_daemon": stale_weight_daemon,
     "swap_tensors": swap_tensors,
     "token_beyond_rows": token_beyond_rows,
     "transpose_tensor": transpose_tensor,
@@ -231,6 +233,7 @@ __all__ = [
     "stale_index",
     "stale_numpy_cache",
     "stale_weight_cache",
+    "stale_weight_daemon",
     "swap_tensors",
     "token_beyond_rows",
     "transpose_tensor",

@@ -190,6 +190,14 @@ OF_ENGINES: dict[str, Entry] = {
         needs=("an engine with the weight cache",),
         cost=NOTHING,
     ),
+    "stale_weight_daemon": Entry(
+        what="vLLM's own weight cache, a process that keeps weights in device memory, was filled from the old checkpoint and "
+        "answers for the new one: it knows a checkpoint by the headers of its files.",
+        by_hand="`vllm preload --model live`, publish a checkpoint of the same shapes over `live`, `vllm serve live --load-format ipc_cache`",
+        reports=("vllm-project/vllm#56472", "vllm-project/vllm#56010"),
+        needs=("a GPU", "vLLM 0.30.0 or later as a child process", "old and new weights of the same layout"),
+        cost="nothing on disk; the weights once more in device memory",
+    ),
     "unwritable_compile_cache": Entry(
         what="Nobody can write to the compile cache: no permission, or a file where its directory belongs.",
         by_hand="`chmod -R a-w $VLLM_CACHE_ROOT`, or `rm -r` the directory `torch_compile_cache` in it and `touch` a file of that name",

@@ -169,7 +169,7 @@ ROWS: dict[str, Row] = {
     "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
     "K05": Row(
         "a weight cache that holds the previous weights",
-        "same layout silent, other layout a crash (measured with our plug-in)",
+        "same layout silent, other layout a crash (measured with our plug-in); `ipc_cache` reads another layout from disk",
         "no: purge, and a canary",
     ),
     # live update
