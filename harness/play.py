@@ -13,6 +13,7 @@ from harness.engine.engine import Engine, Eventful
 from harness.engine.launch import SERVED_MODEL_NAME
 from harness.errors import HarnessError
 from harness.ground import Ground
+from harness.guards.canary import pass_count
 from harness.handover import Handover
 from harness.label import RunLabel
 from harness.load.driver import LoadDriver
@@ -119,6 +120,7 @@ class Play:
             plan_sha256=driver.plan.sha256,
             schedule_sha256=driver.plan.schedule_sha256,
             loaders=driver.loaders,
+            canary_passes=pass_count(driver.plan.canary_prompts),
             rate_rps=self.ground.scenario.load.rate_rps,
             seed=self.settings.seed,
             engine_cpus=list(self.cores.engine),

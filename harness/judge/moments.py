@@ -5,7 +5,7 @@ Everything here is pure, so the runner can act on it while a scenario runs and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from harness.judge.reloads import Expected, expected_answers, is_right, is_wrong, reloads, sent_ns, suspects
@@ -116,6 +116,9 @@ def requests_in(history: History, window: Window, *, canaries: bool) -> tuple[Re
 def recovery_at_ns(history: History) -> int | None:
     """Return when service was back: the third right canary in a row, with no wrong answer and no failure after the first.
 
+    Canaries ask the known prompts in turn. Each pass must be among the right ones, however many it takes: an engine that is
+    wrong in one of them alone would else be back for as long as that is not asked.
+
     Counted from the remedy, or when nothing had to be remedied from the rollout or the incident. What goes wrong later, up
     to the end of the load, takes recovery back: it then counts from there. An engine whose log shows a load error since
     then has not recovered.
@@ -138,6 +141,8 @@ def recovery_at_ns(history: History) -> int | None:
     since = [r for r in history.requests if r.planned_ns >= begun.at_ns and not r.is_ours]
     failed = [r.planned_ns for r in since if r.result is not RequestResult.OK or _is_wrong_canary(r, expected)]
     last_failed_ns = max(failed, default=begun.at_ns - 1)
+    load = history.first(EventKind.LOAD_STARTED)
+    passes = 1 if load is None else int(load.data.get("canary_passes", 1))  # older histories do not say
     run: list[Request] = []
     for canary in sorted((r for r in since if r.is_canary), key=lambda r: r.ended_ns):
         fits = (
@@ -150,9 +155,14 @@ def recovery_at_ns(history: History) -> int | None:
             run = []
         if fits:
             run.append(canary)
-        if len(run) >= RIGHT_IN_A_ROW:
+        if len(run) >= RIGHT_IN_A_ROW and _asks_every_pass(run, passes):
             return canary.ended_ns
     return None
+
+
+def _asks_every_pass(canaries: Sequence[Request], passes: int) -> bool:
+    asked = {canary.rotation for canary in canaries}
+    return None in asked or len({number % passes for number in asked if number is not None and number >= 0}) == passes
 
 
 def _is_wrong_canary(request: Request, expected: Mapping[str, Expected]) -> bool:

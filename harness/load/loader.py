@@ -16,7 +16,7 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from harness.clock import NS_PER_S, now_ns
-from harness.guards.canary import of_pass, request_body
+from harness.guards.canary import of_pass, pass_count, request_body
 from harness.load.client import Outcome, send_canary, send_completion
 from harness.load.connections import IdleConnections
 from harness.load.plan import Arrival, LoadPlan
@@ -153,11 +153,17 @@ class Loader:
     def _outcome(self, arrival: Arrival, endpoint: str) -> Outcome:
         limits, key, idle = self._limits, self._api_key, self._idle if arrival.keep_alive else None
         if arrival.kind == "canary":
-            prompts = of_pass(self._canary_prompts, _rotation(arrival))
+            prompts = of_pass(self._canary_prompts, self._rotation(arrival))
             body = request_body(self._model, prompts, max_tokens=arrival.max_tokens)
             return send_canary(endpoint, body, prompts=prompts, limits=limits, api_key=key, idle=idle)
         body = completion_body(self._model, arrival.prompt, arrival.max_tokens)
         return send_completion(endpoint, body, max_tokens=arrival.max_tokens, limits=limits, api_key=key, idle=idle)
+
+    def _rotation(self, arrival: Arrival) -> int | None:
+        """Return which pass of the canary prompts an arrival asks: canaries are numbered, and take turns."""
+        if arrival.kind != "canary":
+            return None
+        return int(arrival.id.rpartition("-")[2]) % pass_count(self._canary_prompts)
 
     def _record(
         self, arrival: Arrival, planned_ns: int, dispatched_ns: int, target: tuple[str, str] | None, outcome: Outcome
@@ -184,7 +190,7 @@ class Loader:
             output_sha256=outcome.output_sha256,
             output_tokens=outcome.output_tokens,
             prompt_logprobs=outcome.prompt_logprobs,
-            rotation=_rotation(arrival),
+            rotation=self._rotation(arrival),
         )
         self._records.write(json.dumps({name: getattr(request, name) for name in Request.__slots__}) + "\n")
         self._records.flush()
@@ -205,8 +211,3 @@ class Loader:
 def end_process(_: object) -> None:
     """End this process at once, so that its parent notices: a greenlet that may not fail has failed."""
     os._exit(1)
-
-
-def _rotation(arrival: Arrival) -> int | None:
-    """Return which pass of the canary prompts an arrival asks: canaries are numbered, and take turns."""
-    return int(arrival.id.rpartition("-")[2]) if arrival.kind == "canary" else None

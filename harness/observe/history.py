@@ -61,7 +61,7 @@ class EventKind(StrEnum):
 
     SCENARIO_STARTED = "scenario_started"  # scenario, mode
     PHASE_ENDED = "phase_ended"  # phase, took_s: the harness's own time
-    LOAD_STARTED = "load_started"  # plan_sha256, schedule_sha256, rate_rps, seed, loaders
+    LOAD_STARTED = "load_started"  # plan_sha256, schedule_sha256, rate_rps, seed, loaders, canary_passes
     LOAD_HEARTBEAT = "load_heartbeat"  # once per second and loader: the fields of `load.driver.Heartbeat`
     LOAD_ENDED = "load_ended"  # the fields of `load.driver.LoadReport`
     PUBLISH_STARTED = "publish_started"  # version, how

@@ -9,7 +9,7 @@ import pytest
 from harness.judge.detection import detection
 from harness.judge.exposure import exposure
 from harness.judge.moments import Layer, Window, recovery_at_ns, requests_in, window_span
-from harness.observe.history import Event, EventKind, Request
+from harness.observe.history import Event, EventKind, History, Request
 from tests.judge.histories import S, before, canary, ended, event, history, load, remedy, rollout
 
 
@@ -242,6 +242,32 @@ def test_how_far_an_answer_of_neither_checkpoint_is_from_both_is_told(answer: st
     data = {"incarnation": "new-1", "answer": answer, "difference_old": 13.27, "difference_new": 0.06203}
     seen = detection(history(*before(), *rollout(), event(7, EventKind.CANARY_CHECKED, **data)))
     assert seen.because.endswith(said)
+
+
+def in_turn(*answers: str, passes: int = 4) -> History:
+    """Return a remedy whose engine answers canaries that ask so many passes in turn; then the load ends."""
+    asked = [
+        replace(canary(10.1 + at * 0.5, "new-2", answer), rotation=at % passes) for at, answer in enumerate(answers)
+    ]
+    seen = history(*before(), *rollout(), *remedy()[:3], *asked, *ended(10.2 + len(answers) * 0.5))
+    told = [
+        replace(each, data={**each.data, "canary_passes": passes}) if each.kind is EventKind.LOAD_STARTED else each
+        for each in seen.events
+    ]
+    return replace(seen, events=tuple(told))
+
+
+def test_an_engine_that_is_wrong_in_one_pass_alone_is_not_back_while_that_is_not_asked() -> None:
+    assert recovery_at_ns(in_turn("new", "new", "new")) is None, "three of four passes say nothing of the fourth"
+    assert recovery_at_ns(in_turn("new", "new", "new", "new")) == round(11.7 * S)
+    assert recovery_at_ns(in_turn("new", "new", "new", "neither")) is None
+    assert recovery_at_ns(in_turn("new", "new", "new", "neither", "new", "new", "new")) is None
+    assert recovery_at_ns(in_turn("neither", "new", "new", "new", "new")) == round(12.2 * S)
+
+
+def test_few_passes_need_three_canaries_all_the_same() -> None:
+    assert recovery_at_ns(in_turn("new", "new", passes=2)) is None
+    assert recovery_at_ns(in_turn("new", "new", "new", passes=2)) == round(11.2 * S)
 
 
 def test_canaries_without_a_usable_answer_leave_users_exposed() -> None:

@@ -135,6 +135,7 @@ def test_every_arrival_is_recorded_and_the_stamps_are_true(start: Callable[..., 
         if request.is_canary:
             assert request.prompt_logprobs == tuple(tuple(map(logprob, row[1:])) for row in CANARIES)
             assert request.first_token_ns is None
+            assert request.rotation == 0  # both prompts fit into one pass: the number of a pass, not of the canary
         else:
             sent_ns = served[prompts[request.id]].sent_ns
             assert len(sent_ns) == len(request.token_ns) == request.output_tokens == 4
