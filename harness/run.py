@@ -18,7 +18,7 @@ from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
-from harness.engine.dev_api import reloadable, updatable
+from harness.engine.dev_api import reloadable, sleepable, updatable
 from harness.engine.engine import EngineIdentity, EngineSite, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import EnvironmentMissing, LeftOver
@@ -204,6 +204,8 @@ class Run:
             launch_base, deep_tokens = reloadable(launch_base), min(DEEP_TOKENS, launch_base.max_model_len - 16)
         if scenario.updates:
             launch_base = updatable(launch_base)
+        if scenario.sleeps:
+            launch_base = sleepable(launch_base)
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
         goldens = self._goldens.pair(old, new, launch_base, deep_tokens=deep_tokens)
         golden_s = seconds_between(begun, now_ns())

@@ -206,6 +206,11 @@ class Scenario:
         return How.UPDATE in (self.rollout.how, self.guarded_rollout.how)
 
     @property
+    def sleeps(self) -> bool:
+        """Say whether an engine is put to sleep by a fault."""
+        return any(getattr(fault, "sleeps", False) for fault in self.faults)
+
+    @property
     def is_incident(self) -> bool:
         """Say whether nothing is rolled out: the engine on the old checkpoint is struck, and started anew."""
         return all(step.action is not Action.START_ROLLOUT for step in self.timeline)

@@ -1,8 +1,9 @@
-"""What outlives its checkpoint in the memory of a GPU.
+"""Weights in the memory of a GPU that are not those of the checkpoint: kept by a daemon, or dropped by sleep.
 
-Must hold: with guards nobody is answered from the weights that a daemon kept, and ending the daemon is the remedy; without,
-canaries notice. Source: the fault list, K05: vLLM's weight cache daemon (`vllm preload`, `--load-format ipc_cache`) knows a
-checkpoint by the headers of its files, which are the same before and after a training step.
+Must hold: with guards nobody is answered from the weights that a daemon kept, and ending the daemon is the remedy; an engine
+that woke without its weights, or was updated asleep, is noticed by canaries or goes on answering rightly, and a restart is the
+remedy. Source: the fault list, K05, U01 and U04: vLLM's weight cache daemon (`vllm preload`, `--load-format ipc_cache`) knows
+a checkpoint by the headers of its files, which are the same before and after a training step; sleep at level 2 drops weights.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import pytest
 
 from harness import Scenario, after_detection, at, claims, faults, models, then
-from harness.faults import weight_daemon
+from harness.faults import Fault, weight_daemon
+from harness.judge.claim import Claim
+from harness.scenario import INCIDENT_TIMELINE
 from scenarios.defences import LOAD, contained
 
 pytestmark = [pytest.mark.nightly, pytest.mark.gpu]
@@ -35,6 +38,36 @@ STALE_DAEMON = Scenario(
     limit_s=1200.0,
 )
 
+RESTARTED = (claims.recovered(within_s=240.0), claims.only_weights_served("old", window="after"))
+
+
+def asleep(name: str, fault: Fault, *noticed: Claim) -> Scenario:
+    """Return the scenario of an engine that is put to sleep while it serves."""
+    return Scenario(
+        name=name,
+        old=models.tiny_llama(seed=1),
+        new=models.tiny_llama(seed=2),
+        faults=(fault,),
+        load=LOAD,
+        timeline=INCIDENT_TIMELINE,
+        unguarded=(*noticed, *RESTARTED),
+        guarded=(*noticed, *RESTARTED),
+        engine_arguments=SHARED_GPU,
+    )
+
+
+ASLEEP = (
+    asleep("woken_without_reload_while_serving", faults.woken_without_reload(), claims.detected_by("canary")),
+    # What an engine does when it is updated asleep is open: whatever it is, a restart brings the right weights back.
+    asleep("updated_while_asleep_while_serving", faults.updated_while_asleep()),
+    asleep("updated_in_deep_sleep_while_serving", faults.updated_while_asleep(level=2)),
+)
+
 
 def test_nobody_is_served_from_the_weights_that_a_daemon_kept(run_scenario) -> None:
     run_scenario(STALE_DAEMON).require_held()
+
+
+@pytest.mark.parametrize("scenario", ASLEEP, ids=lambda scenario: scenario.name)
+def test_an_engine_that_slept_is_replaced(run_scenario, scenario: Scenario) -> None:
+    run_scenario(scenario).require_held()

@@ -19,6 +19,7 @@ from harness.engine.launch import WEIGHT_TRANSFER, Launch
 from harness.guards.engine_api import EngineApi, Refused
 
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
+SLEEP_MODE = "--enable-sleep-mode"
 PREFIX_CACHING = "--enable-prefix-caching"
 SAID_CHARACTERS_MAX = 300
 _CAUSE = re.compile(
@@ -156,6 +157,14 @@ def reloadable(launch: Launch) -> Launch:
 def updatable(launch: Launch) -> Launch:
     """Return the same launch with the transfer engine that reads files."""
     return replace(launch, extra_arguments=(*launch.extra_arguments, *WEIGHT_TRANSFER))
+
+
+def sleepable(launch: Launch) -> Launch:
+    """Return the same launch with development endpoints and the allocator that can give memory back."""
+    arguments = launch.extra_arguments
+    if SLEEP_MODE not in arguments:
+        arguments = (*arguments, SLEEP_MODE)
+    return replace(launch, extra_arguments=arguments, environment=(*launch.environment, DEV_MODE))
 
 
 def _said(text: str, body: Mapping[str, Any]) -> str:

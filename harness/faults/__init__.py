@@ -61,6 +61,7 @@ from harness.faults.side_files import (
     permuted_tokenizer,
     token_beyond_rows,
 )
+from harness.faults.sleep import updated_while_asleep, woken_without_reload
 from harness.faults.slow_storage import slow_storage
 from harness.faults.socket_path import forbidden_socket
 from harness.faults.tensor_values import flip_bit, nonfinite_values, swap_tensors
@@ -149,8 +150,10 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "truncate_shard": truncate_shard,
     "unreadable_file": unreadable_file,
     "unwritable_compile_cache": unwritable_compile_cache,
+    "updated_while_asleep": updated_while_asleep,
     "widen_tensor": widen_tensor,
     "wider_weights": wider_weights,
+    "woken_without_reload": woken_without_reload,
     "zero_tail": zero_tail,
 }
 
@@ -240,8 +243,10 @@ __all__ = [
     "truncate_shard",
     "unreadable_file",
     "unwritable_compile_cache",
+    "updated_while_asleep",
     "widen_tensor",
     "wider_weights",
+    "woken_without_reload",
     "zero_tail",
 ]
 

@@ -198,10 +198,30 @@ OF_ENGINES: dict[str, Entry] = {
         needs=("a GPU", "vLLM 0.30.0 or later as a child process", "old and new weights of the same layout"),
         cost="nothing on disk; the weights once more in device memory",
     ),
+    "updated_while_asleep": Entry(
+        what="The engine is told to read its weights while it sleeps and has no device memory for them.",
+        by_hand="`POST /sleep?level=1`, then `POST /collective_rpc` with `reload_weights`, then `POST /wake_up`",
+        needs=("vLLM on a GPU, with `--enable-sleep-mode` and development endpoints",),
+        cost=NOTHING,
+    ),
     "unwritable_compile_cache": Entry(
         what="Nobody can write to the compile cache: no permission, or a file where its directory belongs.",
         by_hand="`chmod -R a-w $VLLM_CACHE_ROOT`, or `rm -r` the directory `torch_compile_cache` in it and `touch` a file of that name",
         needs=("an engine that compiles",),
         cost="a small file",
+    ),
+    "woken_without_reload": Entry(
+        what="The engine slept at level 2, which drops its weights, was woken, and nobody loaded them again.",
+        by_hand="`POST /sleep?level=2`, then `POST /wake_up`, and no reload",
+        reports=(
+            "vllm-project/vllm#54235",
+            "vllm-project/vllm#16564",
+            "NVIDIA-NeMo/RL#2631",
+            "huggingface/trl#5312",
+            "vllm-project/vllm#34600",
+            "NovaSky-AI/SkyRL#1365",
+        ),
+        needs=("vLLM on a GPU, with `--enable-sleep-mode` and development endpoints",),
+        cost=NOTHING,
     ),
 }

@@ -173,9 +173,7 @@ ROWS: dict[str, Row] = {
         "no: purge, and a canary",
     ),
     # live update
-    "U01": Row(
-        "sleep, wake, no reload", "silent", "no", NEEDS_GPU + "the CPU build says 200 to `/sleep` and only pauses"
-    ),
+    "U01": Row("sleep, wake, no reload", "silent", "no"),
     "U02": Row(
         "reload in place from a bad checkpoint",
         "a silent mixture, or dead at the next request (measured)",
@@ -188,7 +186,7 @@ ROWS: dict[str, Row] = {
         "no",
         "a way to roll out: `rollout.reload_in_place(reset_prefix_cache=False)`",
     ),
-    "U04": Row("an update of an engine that sleeps", "open", "no", NEEDS_GPU + "the CPU build only pauses"),
+    "U04": Row("an update of an engine that sleeps", "open", "no"),
     "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no", OF_ADAPTERS),
     "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no", OF_ADAPTERS),
     "U07": Row(
