@@ -46,7 +46,20 @@ def updated(
 
 NEW_AFTERWARDS = (*contained("harmless"), claims.only_weights_served("new", window="after"), TRULY)
 GOOD = updated("update_of_everything", unguarded=(*BITES, TRULY), guarded=NEW_AFTERWARDS)
-FLAWED = (updated("update_of_nothing", Flaw.NOTHING_SENT),)
+FLAWED = (
+    updated("update_of_nothing", Flaw.NOTHING_SENT),
+    updated("update_without_one_layer", Flaw.LAYER_NOT_SENT),
+    updated("update_without_part_of_fused_tensor", Flaw.PART_NOT_SENT),
+    # The operator is told; what is left to find is that the engine does not outlive it.
+    updated("update_with_refused_chunk", Flaw.CHUNK_REFUSED, guarded=(*ENDED, claims.exposed_at_most(0))),
+    updated("update_met_by_a_request", Flaw.REQUEST_BETWEEN, guarded=NEW_AFTERWARDS, guarded_flaw=Flaw.NONE),
+)
+TOLD = updated(
+    "update_told_by_version",
+    Flaw.NOTHING_SENT,
+    unguarded=(*BITES, TRULY),
+    guarded=(claims.detected_by("canary"), TRULY),
+)
 
 
 @pytest.mark.nightly
@@ -58,3 +71,9 @@ def test_good_update_is_served_as_after_a_cold_start(run_scenario) -> None:
 @pytest.mark.parametrize("scenario", FLAWED, ids=lambda scenario: scenario.name)
 def test_nobody_is_answered_from_a_flawed_update(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
+
+
+@pytest.mark.nightly
+def test_version_tells_which_weights_are_served(run_scenario) -> None:
+    """What an operator may expect: broken on vLLM 0.32.0, which tells the new version after an update of nothing."""
+    run_scenario(TOLD).require_held()

@@ -27,6 +27,7 @@ class PlantedDefect(StrEnum):
     IGNORES_STOP = "ignores_stop"  # SIGTERM has no effect
     HEARS_STOP_LATE = "hears_stop_late"  # SIGTERM has no effect at first, as it has none on vLLM that is still busy
     RELOAD_IGNORES_MISSING_TENSOR = "reload_ignores_missing_tensor"  # answers 200; the old values stay in its place
+    FINISHES_INCOMPLETE_UPDATE = "finishes_incomplete_update"  # answers 200; the old values stay where none came
     KEEPS_PREFIX_CACHE = "keeps_prefix_cache"  # over a reload: what was computed with the old weights is used again
     DIES_AFTER_FAILED_RELOAD = "dies_after_failed_reload"  # at the next request
     RELOADS_UNDER_REQUESTS = "reloads_under_requests"  # they go on with the new weights upon what the old ones computed

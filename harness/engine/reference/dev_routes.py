@@ -9,12 +9,12 @@ from urllib.parse import parse_qs
 
 from harness.engine.reference.completions import error_body
 from harness.engine.reference.live import LiveModel, NotNow
+from harness.engine.reference.weight_update import NOT_CONFIGURED, UpdateRefused, WeightUpdate
 from harness.errors import CheckpointDefect
 
 Answered = tuple[int, dict[str, Any]]
 
 DEV_MODE_VARIABLE = "VLLM_SERVER_DEV_MODE"
-_NOT_CONFIGURED = "RuntimeError: Weight transfer not configured. Please set weight_transfer_config."
 _WEIGHT_TRANSFER = frozenset(
     {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"}
 )
@@ -33,11 +33,11 @@ def get(live: LiveModel, path: str) -> Answered | None:
             return None
 
 
-def post(live: LiveModel, target: str, body: bytes) -> Answered | None:
+def post(live: LiveModel, update: WeightUpdate | None, target: str, body: bytes) -> Answered | None:
     """Answer a POST, or return None for a route that is not one of these."""
     path, _, query = target.partition("?")
     if path in _WEIGHT_TRANSFER:
-        return _failed(500, _NOT_CONFIGURED)
+        return _failed(500, NOT_CONFIGURED) if update is None else _update(update, path, _fields(body))
     match path:
         case "/collective_rpc":
             return _collective_rpc(live, _fields(body))
@@ -73,6 +73,14 @@ def _collective_rpc(live: LiveModel, fields: dict[str, Any]) -> Answered:
     except (CheckpointDefect, OSError) as error:
         return _failed(500, f"{type(error).__name__}: {error}")
     return 200, {"results": [None]}
+
+
+def _update(update: WeightUpdate, path: str, fields: dict[str, Any]) -> Answered:
+    try:
+        update.answer(path, fields)
+    except (UpdateRefused, NotNow, CheckpointDefect, OSError) as error:
+        return _failed(500, f"{type(error).__name__}: {error}")
+    return 200, {"message": f"{path.removeprefix('/')} done"}
 
 
 def _pause(live: LiveModel, mode: str) -> Answered:

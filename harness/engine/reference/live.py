@@ -39,40 +39,56 @@ class LiveModel:
     loaded: Loaded
     version: str = "default"
     is_broken: bool = False  # by a planted defect: the next request ends the process
-    _tensors: Mapping[str, Floats] = field(init=False)
+    tensors: Mapping[str, Floats] = field(init=False)  # that are served
 
     def __post_init__(self) -> None:
-        self._tensors = self.loaded.tensors
+        self.tensors = self.loaded.tensors
 
     def reload(self, path: Path | None) -> None:
         """Serve what is at `path`, or at the path the engine was started on.
 
         Raises: CheckpointDefect, OSError, NotNow; the old weights are then served as before.
         """
-        if self.scheduler.is_busy() and PlantedDefect.RELOADS_UNDER_REQUESTS not in self.defects:
-            raise NotNow("requests are under way; pause first, and reload when they have ended")
+        self._require_idle()
         try:
-            tensors = self._read(self.path if path is None else path)
+            tensors = self.read(path)
         except (CheckpointDefect, OSError):
             self.is_broken = PlantedDefect.DIES_AFTER_FAILED_RELOAD in self.defects
             raise
+        self.serve(tensors)
+
+    def serve(self, tensors: Mapping[str, Floats]) -> None:
+        """Serve other weights from now on.
+
+        Raises: NotNow.
+        """
+        self._require_idle()
         keeps = PlantedDefect.KEEPS_PREFIX_CACHE in self.defects
         self.scheduler.exchange(Llama(self.loaded.shape, tensors), keeps_prefixes=keeps)
-        self._tensors = tensors
+        self.tensors = tensors
 
     def reset(self) -> None:
         """Zero every weight, so that what does not arrive afterwards shows."""
-        zeros = {name: np.zeros_like(values) for name, values in self._tensors.items()}
+        zeros = {name: np.zeros_like(values) for name, values in self.tensors.items()}
         self.scheduler.exchange(Llama(self.loaded.shape, zeros))
-        self._tensors = zeros
+        self.tensors = zeros
 
     def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of every tensor as it is served."""
         if PlantedDefect.CHECKSUMS_OF_NOTHING in self.defects:
-            return {name: hashlib.sha256(b"").hexdigest() for name in sorted(self._tensors)}
-        return {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in sorted(self._tensors.items())}
+            return {name: hashlib.sha256(b"").hexdigest() for name in sorted(self.tensors)}
+        return {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in sorted(self.tensors.items())}
 
-    def _read(self, path: Path) -> Mapping[str, Floats]:
+    def _require_idle(self) -> None:
+        if self.scheduler.is_busy() and PlantedDefect.RELOADS_UNDER_REQUESTS not in self.defects:
+            raise NotNow("requests are under way; pause first, and reload when they have ended")
+
+    def read(self, path: Path | None = None) -> Mapping[str, Floats]:
+        """Read the weights at `path`, or where the engine was started; they are not served yet.
+
+        Raises: CheckpointDefect, OSError.
+        """
+        path = self.path if path is None else path
         defects = self.defects
         if PlantedDefect.RELOAD_IGNORES_MISSING_TENSOR in defects:
             defects |= {PlantedDefect.IGNORES_MISSING_TENSOR}
@@ -88,7 +104,7 @@ class LiveModel:
                 Refusal.UNEXPECTED_SHAPE, "its config is not that of the running model: start anew", path=path
             )
         there = {tensor.name for tensor in _tensors(path)}
-        return {name: values if name in there else self._tensors[name] for name, values in found.tensors.items()}
+        return {name: values if name in there else self.tensors[name] for name, values in found.tensors.items()}
 
 
 def _tensors(path: Path) -> tuple[Tensor, ...]:

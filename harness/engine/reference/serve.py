@@ -31,6 +31,7 @@ from harness.engine.reference.server import ReferenceServer, Service
 from harness.engine.reference.tensor_source import CheckpointFiles, TensorSource
 from harness.engine.reference.version import PARENT_VARIABLE, REFERENCE_VERSION, STEP_MS_VARIABLE
 from harness.engine.reference.weight_cache import WeightCacheSource
+from harness.engine.reference.weight_update import WeightUpdate, backend_of
 from harness.errors import CheckpointDefect
 
 EXIT_REFUSED = 1
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         defects = parse_defects(os.environ.get(DEFECT_VARIABLE, ""))
         step_s = float(os.environ.get(STEP_MS_VARIABLE, "0")) / 1000.0
         source = _source(options, parser)
+        transfers = backend_of(options.weight_transfer_config) is not None
     except ValueError as error:
         parser.error(str(error))
     stopped = threading.Event()
@@ -120,6 +122,7 @@ def main(arguments: Sequence[str]) -> int:
         api_key=os.environ.get("VLLM_API_KEY") or None,
         defects=defects,
         live=live if os.environ.get(DEV_MODE_VARIABLE) == "1" else None,
+        update=WeightUpdate(live) if transfers else None,
     )
     scheduler.start()
     server = ReferenceServer(bound, service)
@@ -153,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--load-format", choices=("auto", "safetensors", WEIGHT_CACHE_LOAD_FORMAT), default="auto")
     parser.add_argument("--enable-prefix-caching", action="store_true")
+    parser.add_argument("--weight-transfer-config", default=None, help="JSON, whose backend reads tensors from files")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="checked; one process computes everything")
     ignored = parser.add_argument_group("accepted because vLLM has them; they make no difference here")
     for flag in ("--enforce-eager", "--no-enable-prefix-caching", "--disable-log-stats"):

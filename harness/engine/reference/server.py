@@ -30,6 +30,7 @@ from harness.engine.reference.loading import Loaded
 from harness.engine.reference.metrics import Metrics
 from harness.engine.reference.scheduler import Failure, Generation, Scheduler, Step
 from harness.engine.reference.version import REFERENCE_VERSION
+from harness.engine.reference.weight_update import WeightUpdate
 
 _BODY_LIMIT_BYTES = 16 * 1024 * 1024
 _STEP_LIMIT_S = 600.0
@@ -49,6 +50,7 @@ class Service:
     api_key: str | None
     defects: frozenset[PlantedDefect]
     live: LiveModel | None = None  # in development mode alone
+    update: WeightUpdate | None = None  # with a transfer engine alone
 
 
 class ReferenceServer(ThreadingHTTPServer):
@@ -123,7 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_authorised(path):
             return
         live = self.server.service.live
-        if live is not None and (answered := dev_routes.post(live, self.path, body)) is not None:
+        if (
+            live is not None
+            and (answered := dev_routes.post(live, self.server.service.update, self.path, body)) is not None
+        ):
             self._send_json(*answered)
             return
         if path != "/v1/completions":
