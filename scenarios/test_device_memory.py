@@ -1,9 +1,10 @@
-"""Weights in the memory of a GPU that are not those of the checkpoint: kept by a daemon, or dropped by sleep.
+"""Weights in the memory of a GPU that are not those of the checkpoint, or find no room there.
 
 Must hold: with guards nobody is answered from the weights that a daemon kept, and ending the daemon is the remedy; an engine
 that woke without its weights, or was updated asleep, is noticed by canaries or goes on answering rightly, and a restart is the
-remedy. Source: the fault list, K05, U01 and U04: vLLM's weight cache daemon (`vllm preload`, `--load-format ipc_cache`) knows
-a checkpoint by the headers of its files, which are the same before and after a training step; sleep at level 2 drops weights.
+remedy; one that finds the memory held by another process refuses to start. Source: the fault list, K05, M06, U01 and U04:
+vLLM's weight cache daemon (`vllm preload`, `--load-format ipc_cache`) knows a checkpoint by the headers of its files, which
+are the same before and after a training step; sleep at level 2 drops weights.
 """
 
 from __future__ import annotations
@@ -63,6 +64,17 @@ ASLEEP = (
     asleep("updated_in_deep_sleep_while_serving", faults.updated_while_asleep(level=2)),
 )
 
+HELD = Scenario(
+    name="held_device_memory_on_restart",
+    old=models.tiny_llama(seed=1),
+    new=models.tiny_llama(seed=2),
+    faults=(faults.held_device_memory(),),
+    load=LOAD,
+    unguarded=(claims.detected_by("startup"), claims.recovered(within_s=240.0)),
+    guarded=contained("startup"),
+    engine_arguments=SHARED_GPU,
+)
+
 
 def test_nobody_is_served_from_the_weights_that_a_daemon_kept(run_scenario) -> None:
     run_scenario(STALE_DAEMON).require_held()
@@ -71,3 +83,7 @@ def test_nobody_is_served_from_the_weights_that_a_daemon_kept(run_scenario) -> N
 @pytest.mark.parametrize("scenario", ASLEEP, ids=lambda scenario: scenario.name)
 def test_an_engine_that_slept_is_replaced(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
+
+
+def test_an_engine_without_memory_refuses_to_start(run_scenario) -> None:
+    run_scenario(HELD).require_held()

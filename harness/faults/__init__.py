@@ -10,6 +10,7 @@ from harness.faults.cache import late_purge, stale_weight_cache
 from harness.faults.compile_cache import damaged_compile_cache, moved_compile_cache, unwritable_compile_cache
 from harness.faults.compiler import missing_compiler
 from harness.faults.config import added_config, mismatched_config, removed_config
+from harness.faults.device_memory import held_device_memory
 from harness.faults.disk import full_disk
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
 from harness.faults.fault import (
@@ -102,6 +103,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "full_disk": full_disk,
     "full_shared_memory": full_shared_memory,
     "generation_defaults": generation_defaults,
+    "held_device_memory": held_device_memory,
     "held_port": held_port,
     "killed_process": killed_process,
     "killed_with_leftovers": killed_with_leftovers,
@@ -195,6 +197,7 @@ __all__ = [
     "full_disk",
     "full_shared_memory",
     "generation_defaults",
+    "held_device_memory",
     "held_port",
     "killed_process",
     "killed_with_leftovers",

@@ -69,6 +69,17 @@ OF_ENGINES: dict[str, Entry] = {
         needs=("an engine in a container",),
         cost="the container's own shared memory",
     ),
+    "held_device_memory": Entry(
+        what="Another process, as an old engine that did not end, holds nearly all memory of the GPU while the new one starts.",
+        by_hand="start a second `vllm serve` on the GPU of one that serves, with the default `--gpu-memory-utilization`",
+        reports=(
+            "vllm-project/vllm#20305",
+            "vllm-project/vllm#42017",
+            "llm-d-incubation/llm-d-fast-model-actuation#720",
+        ),
+        needs=("vLLM on a GPU",),
+        cost="nothing on disk; the device memory",
+    ),
     "held_port": Entry(
         what="The new engine should listen where the old one still does; health checks are answered by the old one.",
         by_hand="start the new engine with the `--port` of the old one, without stopping that",

@@ -136,12 +136,7 @@ ROWS: dict[str, Row] = {
         "no",
     ),
     "M05": Row("the host kills a process that took too much memory", "exit code 137", "no"),
-    "M06": Row(
-        "the old process still holds device memory",
-        "loud, not every time",
-        "no",
-        NEEDS_GPU + "on a CPU there is no device memory to hold",
-    ),
+    "M06": Row("the old process still holds device memory", "loud, not every time", "no"),
     "M07": Row(
         "no permission for a port or a socket path",
         "loud (measured)",
