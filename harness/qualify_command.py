@@ -69,6 +69,11 @@ def add_qualify(commands: Any) -> None:
     qualify.add_argument("--no-run", action="store_true", help="judge what is given, and run nothing")
     qualify.add_argument("--repeat", type=int, default=1, help="runs of each guarded scenario, per side (default: 1)")
     qualify.add_argument("--starts", type=int, default=3, help="starts of the candidate on each fault (default: 3)")
+    qualify.add_argument(
+        "--start-baseline",
+        action="store_true",
+        help="start the baseline too on faults of which fewer than 3 of its starts are recorded (default: detection is unknown)",
+    )
     qualify.add_argument("--profile", default="release", help="margin and looks of the comparison (default: release)")
     qualify.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR", help="recorded starts")
     qualify.add_argument("--out", type=Path, metavar="DIR", help="where runs and verdict go (default: by both names)")
@@ -107,6 +112,7 @@ def _qualify(options: argparse.Namespace) -> int:
         may_run=not options.no_run,
         repeat=options.repeat,
         starts=options.starts,
+        start_baseline=options.start_baseline,
         profile=options.profile,
     )
     qualification = qualify(request, _say)

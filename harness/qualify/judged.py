@@ -4,6 +4,7 @@ results/qualifications/<candidate>-over-<baseline>/
     qualification.json, qualification.html    the verdict
     candidate/, baseline/                     runs of the guarded scenarios
     starts/                                   the matrix of the candidate: a file as in scenarios/expectations, and its runs
+    baseline-starts/                          that of the baseline, where it was started for detection too
     comparison/                               paired blocks of load
 
 Called again, it goes on where it was: whatever is there is not run again.
@@ -49,6 +50,7 @@ def qualify(request: Request, tell: Tell) -> Qualification:
     new = guarded_runs(gathering, CANDIDATE, request.scenarios_runs, part=SCENARIOS, is_needed=needs_runs)
     old = guarded_runs(gathering, BASELINE, request.baseline_runs, part=RECOVERY, is_needed=is_required[RECOVERY])
     starts = starts_of_candidate(gathering, new, is_needed=is_required[DETECTION])
+    baseline_starts = starts_of_baseline(gathering, old, is_needed=is_required[DETECTION])
     comparison = judged_comparison(gathering, is_needed=is_required[LATENCY])
     gathering.sources[SCENARIOS] += [run.name for run in new]
     gathering.sources[RECOVERY] += [run.name for run in (*old, *new)]
@@ -60,7 +62,7 @@ def qualify(request: Request, tell: Tell) -> Qualification:
         judge_scenarios(names, guarded(new), why[SCENARIOS], repeat=request.repeat, is_required=is_required[SCENARIOS]),
         judge_detection(
             [name for name in names if name in gathering.noticed],
-            starts_of_baseline(gathering, old),
+            baseline_starts,
             starts,
             why[DETECTION],
             starts=request.starts,

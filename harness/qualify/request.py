@@ -31,6 +31,7 @@ class Request:
     may_run: bool = True  # run what is not given
     repeat: int = 1  # runs of each guarded scenario, per side
     starts: int = STARTS_MIN
+    start_baseline: bool = False  # on the faults of which it has too few recorded starts
     profile: str = "release"  # of the comparison
 
     def __post_init__(self) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.errors import EnvironmentMissing
+from harness.errors import EnvironmentMissing, HarnessError
 from harness.judge.expectations import NOTHING_RECORDED, Expectation, expectations_path, load_expectations
-from harness.judge.qualification import DETECTION
+from harness.judge.qualification import DETECTION, STARTS_MIN
 from harness.qualify.evidence import each_once, merged
 from harness.qualify.gathering import BASELINE, CANDIDATE, Gathering
 from harness.qualify.side import recorded_in
-from harness.recording import acceptable_starts, measure_starts, why_not_acceptable
+from harness.recording import Measured, acceptable_starts, measure_starts, why_not_acceptable
 from harness.report.store import RunRecord
 from harness.scenario import Mode
 
@@ -34,18 +34,24 @@ def starts_of_candidate(
             gathering.name(CANDIDATE, path.stem)
     for run in runs:
         known = _with_starts_of(gathering, run, known)
-    label, place = gathering.labels[CANDIDATE], request.out / "starts"
-    if label is not None:
-        known = merged(known, load_expectations(place, label))
-    names = [scenario.name for scenario in gathering.scenarios if scenario.name in gathering.noticed]
-    lacking = [name for name in names if len(known.get(name, NOTHING_RECORDED).layers) < request.starts]
-    if request.matrix_runs or not is_needed or not lacking:
+    known = _with_own_starts(gathering, CANDIDATE, known)
+    lacking = _lacking(gathering, known, request.starts)
+    if request.matrix_runs or not is_needed or not lacking or not gathering.can_start(CANDIDATE, DETECTION, lacking):
         return known
-    return _measured(gathering, lacking, known, place) if gathering.can_start(CANDIDATE, DETECTION, lacking) else known
+    try:
+        measured = _measure(gathering, CANDIDATE, lacking, request.starts)
+    except EnvironmentMissing as error:
+        gathering.cannot(CANDIDATE, DETECTION, lacking, str(error))
+        return known
+    gathering.why[DETECTION].update(measured.failed)
+    gathering.why[DETECTION].update(measured.skipped)
+    return _with_own_starts(gathering, CANDIDATE, known)
 
 
-def starts_of_baseline(gathering: Gathering, runs: Sequence[RunRecord]) -> Mapping[str, Expectation]:
-    """Return at which layers the baseline was seen to notice each fault; none of its starts are made."""
+def starts_of_baseline(
+    gathering: Gathering, runs: Sequence[RunRecord], *, is_needed: bool
+) -> Mapping[str, Expectation]:
+    """Return at which layers the baseline was seen to notice each fault; its starts are made only where that was asked for."""
     side = gathering.request.baseline
     recorded = dict(side.recorded)
     if gathering.labels[BASELINE] is None and side.settings is not None:
@@ -59,33 +65,65 @@ def starts_of_baseline(gathering: Gathering, runs: Sequence[RunRecord]) -> Mappi
         gathering.sources[DETECTION].append(f"recorded starts of {gathering.label(BASELINE)}")
     for run in runs:
         recorded = _with_starts_of(gathering, run, recorded)
-    return recorded
-
-
-def _measured(
-    gathering: Gathering, lacking: Sequence[str], known: dict[str, Expectation], place: Path
-) -> dict[str, Expectation]:
-    """Add the starts that are made now."""
-    request, side = gathering.request, gathering.request.candidate
-    try:
-        measured = measure_starts(
-            request.scenarios,
-            replace(side.started_with(), results=place),
-            place,
-            starts=request.starts,
-            select="",
-            names=lacking,
-            tell=gathering.tell,
-            starter=side.starter,
+    recorded = _with_own_starts(gathering, BASELINE, recorded)
+    lacking = _lacking(gathering, recorded, STARTS_MIN)
+    if not is_needed or not lacking or side.settings is None or not gathering.request.may_run:
+        return recorded
+    if not gathering.request.start_baseline:
+        gathering.note(
+            f"fewer than {STARTS_MIN} starts of the baseline are recorded of {len(lacking)} of the scenarios: "
+            "--start-baseline makes them here"
         )
-    except EnvironmentMissing as error:
-        gathering.cannot(CANDIDATE, DETECTION, lacking, str(error))
-        return known
-    gathering.name(CANDIDATE, measured.label)
-    gathering.why[DETECTION].update(measured.failed)
-    gathering.why[DETECTION].update(measured.skipped)
-    gathering.sources[DETECTION].append(str(expectations_path(place, measured.label)))
-    return merged(known, load_expectations(place, measured.label))
+        return recorded
+    gathering.tell(f"the baseline is started on {len(lacking)} faults")
+    try:
+        measured = _measure(gathering, BASELINE, lacking, STARTS_MIN)
+    except HarnessError as error:
+        gathering.note(f"the baseline cannot be started for detection: {error}")
+        return recorded
+    for name, because in (*measured.failed, *measured.skipped):
+        gathering.note(f"a start of the baseline on {name} is not recorded: {because}")
+    return _with_own_starts(gathering, BASELINE, recorded)
+
+
+def _lacking(gathering: Gathering, known: Mapping[str, Expectation], starts: int) -> list[str]:
+    """Return the scenarios that may be run and have fewer starts than that."""
+    names = [scenario.name for scenario in gathering.scenarios if scenario.name in gathering.noticed]
+    return [name for name in names if len(known.get(name, NOTHING_RECORDED).layers) < starts]
+
+
+def _place(gathering: Gathering, arm: str) -> Path:
+    """Return where starts of a side that are made here are kept: apart, since both may go by the same label."""
+    return gathering.request.out / ("starts" if arm == CANDIDATE else "baseline-starts")
+
+
+def _with_own_starts(gathering: Gathering, arm: str, known: Mapping[str, Expectation]) -> dict[str, Expectation]:
+    """Add the starts that were made here, now or by an earlier call."""
+    label, place = gathering.labels[arm], _place(gathering, arm)
+    made = {} if label is None else load_expectations(place, label)
+    if made and label is not None:
+        gathering.sources[DETECTION].append(str(expectations_path(place, label)))
+    return merged(known, made)
+
+
+def _measure(gathering: Gathering, arm: str, lacking: Sequence[str], starts: int) -> Measured:
+    """Make the starts that are missing.
+
+    Raises: EnvironmentMissing when no engine of this side can be started here.
+    """
+    request, side, place = gathering.request, gathering.sides[arm], _place(gathering, arm)
+    measured = measure_starts(
+        request.scenarios,
+        replace(side.started_with(), results=place),
+        place,
+        starts=starts,
+        select="",
+        names=lacking,
+        tell=gathering.tell,
+        starter=side.starter,
+    )
+    gathering.name(arm, measured.label)
+    return measured
 
 
 def _with_starts_of(gathering: Gathering, run: RunRecord, known: Mapping[str, Expectation]) -> dict[str, Expectation]:

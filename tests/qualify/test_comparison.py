@@ -13,13 +13,26 @@ import pytest
 from harness import cli
 from harness.engine.reference_starter import ReferenceStarter
 from harness.errors import UsageError
+from harness.judge.moments import Layer
 from harness.judge.qualification import SCENARIOS
 from harness.judge.verdict import Verdict
 from harness.qualify import qualify
 from harness.qualify.side import parse_side
 from harness.settings import Settings
 from tests.judge.stored import store_comparison
-from tests.qualify.asked import EXPECTATIONS, NIGHTLY, Absent, edit_arms, part, request, side
+from tests.qualify.asked import (
+    EXPECTATIONS,
+    NIGHTLY,
+    Absent,
+    edit_arms,
+    part,
+    record,
+    request,
+    side,
+    store_guarded,
+)
+
+SIDES = ("candidate", "baseline")
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.HELD), (1.5, Verdict.BROKEN)])
@@ -71,6 +84,30 @@ def test_a_side_that_can_say_who_it_is_must_be_the_one_compared(suite: Path, tmp
         qualify(replace(asked, candidate=replace(side("2.0"), label=None)), lambda _: None)
     edit_arms(tmp_path / "compared", build="another build")
     with pytest.raises(UsageError, match=r'its old side is of build "another build", the baseline is of "python'):
+        qualify(asked, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("arm", "build", "given"), [("candidate", "b2", "scenarios_runs"), ("baseline", "b1", "baseline_runs")]
+)
+def test_a_comparison_must_be_of_the_build_whose_runs_were_given(
+    suite: Path, tmp_path: Path, arm: str, build: str, given: str
+) -> None:
+    """A label may stay while the image is built anew."""
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    edit_arms(tmp_path / "compared", only="old", engine="reference-1.0", build="b1")
+    edit_arms(tmp_path / "compared", only="new", engine="reference-2.0", build="b2")
+    store_guarded(tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    stored = {
+        **json.loads(file.read_text()),
+        "engine_label": "reference-2.0" if arm == "candidate" else "reference-1.0",
+    }
+    asked = request(suite, comparison=tmp_path / "compared", **{given: (tmp_path / "run",)}, **NIGHTLY)
+    file.write_text(json.dumps({**stored, "engine_build": build}))
+    assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    file.write_text(json.dumps({**stored, "engine_build": "b3"}))
+    with pytest.raises(UsageError, match=f'side is of build "{build}", the {arm} is of "b3"'):
         qualify(asked, lambda _: None)
 
 
@@ -142,7 +179,26 @@ def test_a_side_that_a_comparison_cannot_start_is_said(suite: Path) -> None:
     assert "is an image or an interpreter, and reference 2.0 is neither" in found.parts[3].missing[0].because
 
 
-def test_nothing_is_compared_where_latency_is_not_required(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arm", ["candidate", "baseline"])
+def test_nothing_is_compared_where_a_side_is_only_recorded(
+    suite: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
+    monkeypatch.setattr("harness.compare.compare", Absent)
+    record("1.0", *[Layer.STARTUP] * 3)
+    sides = {
+        name: replace(side("1.0"), settings=Settings(engine="process", python=Path("/bin/true"))) for name in SIDES
+    }
+    sides[arm] = parse_side("reference-1.0", Settings(), EXPECTATIONS)
+    found = qualify(request(suite, **sides, required=("latency",)), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert part(found, "latency").missing[0].because == (
+        "reference-1.0 names what is recorded, not what can be started"
+    )
+
+
+def test_nothing_is_compared_where_latency_latency_is_not_required(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared: list[object] = []
 
     def compare(*asked: object, **_: object) -> None:

@@ -18,7 +18,7 @@ from harness.qualify import qualify
 from harness.qualify.side import parse_side
 from harness.recording import Measured
 from harness.settings import Settings
-from tests.qualify.asked import EXPECTATIONS, Absent, part, record, request, store_guarded
+from tests.qualify.asked import EXPECTATIONS, Absent, part, record, request, side, store_guarded
 
 
 def test_recorded_starts_of_both_are_enough_for_detection(suite: Path) -> None:
@@ -132,3 +132,62 @@ def test_starts_that_are_given_are_of_the_candidate_and_no_others_are_made(
     assert "docker" not in str(found.as_json())
     with pytest.raises(UsageError, match=r"is reference-2\.0, and a run of it is on reference-3\.0"):
         qualify(replace(given, matrix_runs=(EXPECTATIONS / "reference-3.0.toml",)), told.append)
+
+
+def test_the_baseline_is_started_where_that_is_asked_for_and_only_then(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three starts of it are needed; they are kept apart from the candidate's, which may go by the same label."""
+    made: list[tuple[Path, int, list[str], object]] = []
+
+    def measured(_: object, settings: Settings, into: Path, **asked: Any) -> Measured:
+        made.append((into, asked["starts"], asked["names"], asked["starter"]))
+        for number in range(asked["starts"]):
+            record_start(into, "reference-2.0", "missing", layer=Layer.STARTUP, run=f"own-{number}", seen="it said so")
+        return Measured(label="reference-2.0", made=asked["starts"], failed=())
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    baseline = side("2.0")
+    record("2.0", Layer.STARTUP)
+    candidate = replace(side("2.0"), expectations=Path("none"))
+    wanted = request(suite, candidate=candidate, baseline=baseline, required=(DETECTION,), starts=4)
+    found = qualify(wanted, lambda _: None)
+    assert [into for into, *_ in made] == [Path("out/starts")]
+    assert found.verdict is Verdict.UNKNOWN
+    assert [note for note in found.notes if "--start-baseline makes them here" in note]
+
+    found = qualify(replace(wanted, start_baseline=True), lambda _: None)
+    assert made[1:] == [(Path("out/baseline-starts"), 3, ["missing"], baseline.starter)]
+    assert found.verdict is Verdict.HELD, found.because
+    assert "out/baseline-starts/reference-2.0.toml" in found.sources[DETECTION]
+    assert not [note for note in found.notes if "--start-baseline" in note]
+    assert qualify(wanted, lambda _: None).verdict is Verdict.HELD, "what is there is not made again"
+    assert len(made) == 2
+
+
+def test_the_baseline_is_not_started_where_nothing_may_be_run_or_nothing_is_lacking(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", Absent)
+    record("2.0", *[Layer.STARTUP] * 3)
+    candidate = parse_side("reference-2.0", Settings(), EXPECTATIONS)
+    wanted = request(suite, candidate=candidate, required=(DETECTION,), start_baseline=True)
+    told: list[str] = []
+    assert qualify(replace(wanted, may_run=False), told.append).verdict is Verdict.UNKNOWN
+    assert qualify(replace(wanted, required=("latency",)), told.append).verdict is Verdict.UNKNOWN
+    assert not [line for line in told if "the baseline is started" in line]
+    found = qualify(wanted, told.append)
+    assert [line for line in told if "the baseline is started on 1 faults" in line]
+    assert [note for note in found.notes if note.startswith("the baseline cannot be started for detection: docker")]
+    record("1.0", *[Layer.STARTUP] * 3)
+    assert qualify(wanted, lambda _: None).verdict is Verdict.HELD
+
+
+def test_a_start_of_the_baseline_that_failed_is_noted(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Measured(label="reference-1.0", made=0, failed=(("missing", "it hung"),))
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", lambda *_, **__: failed)
+    record("2.0", *[Layer.STARTUP] * 3)
+    candidate = parse_side("reference-2.0", Settings(), EXPECTATIONS)
+    found = qualify(request(suite, candidate=candidate, required=(DETECTION,), start_baseline=True), lambda _: None)
+    assert "a start of the baseline on missing is not recorded: it hung" in found.notes
+    assert part(found, DETECTION).findings[0].verdict is Verdict.UNKNOWN
