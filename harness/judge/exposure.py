@@ -55,7 +55,8 @@ def exposure(history: History) -> Exposure:
         # A right answer to some prompts does not clear an engine that answers others wrongly: each pass is followed alone.
         rotations: set[int | None] = {mark.rotation for mark in marks} - {None}
         followed = [_of_rotation(marks, rotation) for rotation in rotations or {None}]
-        for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone)):
+        changes_ns = [each.call_ns[0] for each in expected.reloads]
+        for begin_ns, end_ns in (span for alone in followed for span in _doubtful_spans(alone, changes_ns)):
             within = [r for r in answered if r.ended_ns > begin_ns and sent_ns(r) < end_ns]
             suspected |= {r.id: r for r in within}
         for begin_ns, end_ns in _unvouched_spans(marks, expected):
@@ -98,13 +99,17 @@ def _of_rotation(marks: Sequence[_Mark], rotation: int | None) -> list[_Mark]:
     ]
 
 
-def _doubtful_spans(marks: Sequence[_Mark]) -> list[tuple[int, int]]:
-    """Return (begin, end) of every stretch without a right canary, from the right one before to the one after."""
+def _doubtful_spans(marks: Sequence[_Mark], changes_ns: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (begin, end) of every stretch without a right canary, from the right one before to the one after.
+
+    What is first wrong after a running engine was told to read other weights says nothing about those it had before.
+    """
     runs = [(is_right, list(run)) for is_right, run in groupby(marks, key=lambda mark: mark.is_right)]
     spans = []
-    for number, (is_right, _) in enumerate(runs):
+    for number, (is_right, run) in enumerate(runs):
         if not is_right:
-            begin_ns = runs[number - 1][1][-1].sent_ns if number > 0 else 0
+            right_ns = runs[number - 1][1][-1].sent_ns if number > 0 else 0
+            begin_ns = max((at_ns for at_ns in changes_ns if right_ns < at_ns <= run[0].sent_ns), default=right_ns)
             end_ns = runs[number + 1][1][0].ended_ns if number + 1 < len(runs) else 2**63
             spans.append((begin_ns, end_ns))
     return spans

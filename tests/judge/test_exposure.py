@@ -56,3 +56,24 @@ def test_what_vouched_for_the_weights_before_a_reload_does_not_vouch_for_those_a
     assert exposure(reloaded(succeeded=succeeded)).upper == 8
     right = canary(7.9, "old-1", "new" if succeeded else "old")
     assert exposure(reloaded(*silent, right, succeeded=succeeded)).upper == 0
+
+
+@pytest.mark.parametrize("answer", ["no answer (Refused: HTTP 500)", "neither"])
+def test_what_an_engine_answered_before_it_was_told_to_reload_is_not_suspected_for_what_came_after(answer: str) -> None:
+    """Passes of the canary prompts take turns, so the last right one of each may be seconds older than the reload."""
+    turns = [replace(canary(2.0 + at * 0.75, "old-1", "old", took_s=0.05), rotation=at) for at in range(4)]
+    users = [load(2.2 + at * 0.25, "old-1", took_s=0.05) for at in range(12)]  # the last is over at 5.0
+    drained = load(5.1, "old-1", took_s=0.18)  # under way when the reload began, over before weights were read
+    met = load(5.25, "old-1", took_s=0.15)
+    told = {"was_answered": True, "because": "refused", "call_ns": [round(5.3 * S), round(5.45 * S)]}
+    things: list[Request | Event] = [
+        *turns,
+        *users,
+        drained,
+        event(5.2, EventKind.RELOAD_STARTED, incarnation="old-1", expects="new", pause="wait"),
+        event(5.5, EventKind.RELOAD_ENDED, incarnation="old-1", succeeded=False, **told),
+        event(5.6, EventKind.CANARY_CHECKED, incarnation="old-1", answer=answer),
+    ]
+    assert exposure(history(*before(), *things, *ended())).upper == 0
+    assert exposure(history(*before(), *things, met, *ended())).upper == 1
+    assert exposure(history(*before(), *things, load(5.7, "old-1", took_s=0.05), *ended())).upper == 1
