@@ -125,3 +125,17 @@ def test_a_scenario_in_which_no_recovery_was_seen_to_its_end_counts() -> None:
     assert [each.verdict for each in found if each.name == "a"] == [Verdict.UNKNOWN], "alone it may be broken"
     seen = judge_recoveries({**others, "a": OLD}, {**others, "a": OLD})
     assert "a" not in [each.name for each in seen if each.verdict is not Verdict.HELD]
+
+
+def test_neither_is_said_between_the_levels() -> None:
+    (found,) = judge_recoveries({"a": OLD}, {"a": (48.0, 49.0, 50.0, 29.9, 51.0)})
+    assert found.p_slower == pytest.approx(12 / 252)
+    assert found.verdict is Verdict.UNKNOWN, "one in twenty is not rare enough to break a release"
+    (found,) = judge_recoveries({"a": OLD}, {"a": (31.0, 32.0, 33.0, 39.0, 40.0)})
+    assert found.p_not_slower == pytest.approx(42 / 252)
+    assert found.verdict is Verdict.UNKNOWN, found.because
+
+
+def test_times_below_what_can_be_measured_are_alike() -> None:
+    (found,) = judge_recoveries({"a": (0.0,) * 5}, {"a": (0.0005,) * 5})
+    assert (found.ratio, found.verdict) == (1.0, Verdict.UNKNOWN)
