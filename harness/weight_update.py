@@ -118,6 +118,7 @@ class WeightUpdate:
             difference_new=new,
             when="between the start of the update and its first chunk",
             rotation=BETWEEN_ROTATION,
+            is_first_request=True,
         )
         self.service.look_after()
 

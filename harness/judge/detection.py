@@ -82,7 +82,12 @@ def detection(history: History) -> Detection:
     suspected = {**suspected, **struck}
     if signs:
         first = _first_witness(signs) if struck else _earliest(signs)
-        return replace(first, because=first.because + _aftermath(first, signs, history) + told_of_version(history))
+        told = told_of_version(history)
+        if first.layer is Layer.CANARY and told:  # what the operator was told stands before what canaries were
+            return replace(first, because=f"{told}; {first.because}")
+        return replace(
+            first, because="; ".join(filter(None, (first.because + _aftermath(first, signs, history), told)))
+        )
     right = [
         r
         for r in history.canaries()
@@ -102,7 +107,7 @@ def detection(history: History) -> Detection:
             at_ns=None,
             because=f"{len(seen)} of {len(seen)} canaries were right: nothing that clients see has changed"
             + told_of_weights(history)
-            + told_of_version(history),
+            + (f"; {told}" if (told := told_of_version(history)) else ""),
             evidence=seen[:RIGHT_FOR_HARMLESS],
         )
     cut = any(event.data.get("is_cut") for event in history.of(EventKind.DETECTION_SEEN))
@@ -155,9 +160,9 @@ def _event_sign(event: Event, history: History, expected: dict[str, Expected]) -
                 return [_sign(Layer.FIRST_REQUEST, event, because)]
             why = f" ({data['because']})" if data.get("because") else ""
             when = data.get("when", "before traffic")
-            return [
-                _sign(Layer.CANARY, event, f"a canary {when} was answered by: {data['answer']}{_how_far(data)}{why}")
-            ]
+            is_gone = data.get("is_first_request") and data["answer"] not in frozenset(Answer)
+            layer, asked = (Layer.FIRST_REQUEST, "the first request") if is_gone else (Layer.CANARY, "a canary")
+            return [_sign(layer, event, f"{asked} {when} was answered by: {data['answer']}{_how_far(data)}{why}")]
     return []
 
 
@@ -279,12 +284,13 @@ def _death_signs(
 
 
 def _earliest(signs: Sequence[Detection]) -> Detection:
-    """Return the earliest sign, but a canary's where a client was first by a moment: which of them meets it first is chance."""
+    """Return the earliest sign, but that of one who asked on purpose where a client was first by a moment: that is chance."""
     first = min(signs, key=lambda sign: (sign.at_ns or 0, sign.layer.rank))
     if first.layer is not Layer.CLIENT:
         return first
     until_ns = (first.at_ns or 0) + round(WITNESSES_S * NS_PER_S)
-    canaries = [sign for sign in signs if sign.layer is Layer.CANARY and (sign.at_ns or 0) <= until_ns]
+    asked = (Layer.FIRST_REQUEST, Layer.CANARY)
+    canaries = [sign for sign in signs if sign.layer in asked and (sign.at_ns or 0) <= until_ns]
     return min(canaries, key=lambda sign: sign.at_ns or 0, default=first)
 
 

@@ -137,8 +137,8 @@ def told_of_version(history: History) -> str:
     if not seen.get("version_given"):
         return ""
     given, before, after = (seen.get(f"version_{when}") for when in ("given", "before", "after"))
-    told = "gives no version" if after is None else f"says version {after!r}"
-    return f"; the update gave the version {given!r} after {before!r}, and `/weight_info` then {told}"
+    told = "gives none" if after is None else f"says {after!r}"
+    return f"the update gave version {given!r} after {before!r}, and `/weight_info` then {told}"
 
 
 def sent_ns(request: Request) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from harness.judge.detection import detection
 from harness.judge.moments import Layer
 from harness.judge.verdict import Verdict
 from harness.observe.history import Event, EventKind, Request
-from tests.judge.histories import before, canary, ended, event, history
+from tests.judge.histories import before, canary, ended, event, history, load
 
 CONTEXT = Context(scenario="s", engine_label="reference-1")
 Things = list[Request | Event]
@@ -82,15 +83,32 @@ def test_version_told_truly(things: Things, expected: Verdict) -> None:
     assert next(each for each in found if each.claim == "version_told_truly()").verdict is expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "layer"),
+    [
+        ("no answer (Refused: HTTP 500)", Layer.FIRST_REQUEST),
+        ("neither", Layer.CANARY),
+        ("old", Layer.STARTUP),
+    ],
+)
+@pytest.mark.parametrize("client_s", [5.25, 5.35])
+def test_engine_that_the_first_request_in_an_update_finds_dead(answer: str, layer: Layer, client_s: float) -> None:
+    """A user who fails a moment before it changes nothing: who of them comes first is chance."""
+    between = replace(checked(answer, at_s=5.3), data={**checked(answer).data, "is_first_request": True})
+    users = [load(5.21, "old-1", took_s=0.01), load(client_s, "old-1", result="reset", took_s=0.01)]
+    failed = [] if answer == "old" else users
+    things = [*update(None, succeeded=False), between, *failed]
+    assert detection(history(*before(), *things, *ended())).layer is layer
+
+
 def test_what_was_given_and_what_is_told_stand_beside_who_noticed() -> None:
     seen = detection(history(*before(), *update("2"), checked("old"), *ended()))
     assert seen.layer is Layer.CANARY
-    assert seen.because.endswith(
-        "; the update gave the version '2' after '1', and `/weight_info` then says version '2'"
-    )
+    told = "the update gave version '2' after '1', and `/weight_info` then "
+    assert seen.because == f"{told}says '2'; a canary before traffic was answered by: old"
     refused = detection(history(*before(), *update(None, succeeded=False), checked("old"), *ended()))
     assert refused.layer is Layer.STARTUP
     assert refused.because.startswith(
         "the engine refused the update: finish_weight_update answered 500: no; it went on"
     )
-    assert refused.because.endswith("`/weight_info` then gives no version")
+    assert refused.because.endswith(f"serving; {told}gives none")
