@@ -2,7 +2,7 @@
 
 Must hold: no answer is wrong, and service comes back; deleting the cache is the remedy. An engine that compiles again is
 slow to start and right; one that refuses to start is an outage that blue/green hides.
-Source: taxonomy rows K01, K02, K04. Engines compile here, as they do in production; elsewhere on a CPU they are eager.
+Source: taxonomy rows K01 to K04. Engines compile here, as they do in production; elsewhere on a CPU they are eager.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ SCENARIOS = (
     cached("moved_compile_cache_on_restart", faults.moved_compile_cache()),
     cached("unwritable_compile_cache_on_restart", faults.unwritable_compile_cache()),
 )
+# What an engine does about them is open; kernels of this kind are kept on a GPU alone.
+FOREIGN_KERNELS = cached("kernels_of_another_runtime_on_restart", faults.foreign_kernels())
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("scenario", qualifying(SCENARIOS, "cut_compile_cache_on_restart"))
 def test_no_answer_is_wrong(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
+
+
+@pytest.mark.nightly
+@pytest.mark.gpu
+def test_no_answer_is_wrong_with_kernels_of_another_runtime(run_scenario) -> None:
+    run_scenario(FOREIGN_KERNELS).require_held()

@@ -45,10 +45,10 @@ class DamagedCompileCache:
         return parameters_of(self)
 
     def require(self, identity: EngineIdentity) -> None:
-        _require_compiling(identity)
+        require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
-        matching = [name for name in _filled(cache) if Path(name).match(self.pattern)]
+        matching = [name for name in filled(cache) if Path(name).match(self.pattern)]
         chosen = [name for name in matching if (cache / name).stat().st_size > 0]  # locks are empty: nothing to damage
         if not chosen:
             raise FaultNotApplicable(f'no file of the compile cache "{cache}" matches "{self.pattern}"')
@@ -81,10 +81,10 @@ class MovedCompileCache:
         return parameters_of(self)
 
     def require(self, identity: EngineIdentity) -> None:
-        _require_compiling(identity)
+        require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
-        names = _filled(cache)
+        names = filled(cache)
         moved = cache.with_name(cache.name + MOVED)
         wanted = _digest(cache, names)
 
@@ -128,7 +128,7 @@ class UnwritableCompileCache:
         return parameters_of(self)
 
     def require(self, identity: EngineIdentity) -> None:
-        _require_compiling(identity)
+        require_compiling(identity)
 
     def spoil(self, cache: Path, *, random: Random) -> tuple[Path, Injected]:
         if not cache.is_dir():
@@ -173,12 +173,12 @@ def clear_compile_cache(cache: Path) -> str:
     return "" if error is None else f'"{cache.name}" cannot be written to: {error}'
 
 
-def _require_compiling(identity: EngineIdentity) -> None:
+def require_compiling(identity: EngineIdentity) -> None:
     if identity.kind == "reference":
         raise EnvironmentMissing("vllm", "the reference engine compiles nothing, so that it has no compile cache")
 
 
-def _filled(cache: Path) -> list[str]:
+def filled(cache: Path) -> list[str]:
     """Return the names of the files that an engine wrote.
 
     Raises: FaultNotApplicable when there are none: then nothing can be stale or damaged.

@@ -159,7 +159,6 @@ ROWS: dict[str, Row] = {
         "a kernel cache kept across an upgrade of the runtime",
         "open",
         "no",
-        NEEDS_GPU + "the CPU build keeps no kernel cache, and one machine has one runtime",
     ),
     "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
     "K05": Row(
