@@ -6,15 +6,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
+from harness.checkpoint.adapter import ADAPTER
 from harness.checkpoint.manifest import read_checkpoint, weights_id
 from harness.checkpoint.models import default_cache
 from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import GoldenUnusable
-from harness.guards.canary import Golden, GoldenPair, TokenRows
+from harness.guards.canary import Golden, GoldenPair, LogprobRows, TokenRows
 from harness.observe.golden import (
+    Forward,
     GoldenRequest,
     canary_prompts,
     choose_pair,
@@ -68,7 +70,7 @@ class Goldens:
         measured_before = len(self._measured)
         pair, warnings = choose_pair(measure)
         if len(self._measured) > measured_before:
-            require_own_weights(pair, old, new)
+            require_own_weights(pair, old, new, adapted=launch.serves_adapter)
         for warning in warnings:
             self._progress(f"warning: {warning}")
         return pair
@@ -99,7 +101,7 @@ class Goldens:
             kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.is_file():
                 self._progress(f'measuring known-good answers of "{source.name}" on {self._identity.label} (once)')
-                forward = forward_pass_for(source)
+                forward = forward_pass_for(source, adapted=launch.serves_adapter)
                 if forward is None:
                     self._progress(
                         f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
@@ -119,21 +121,35 @@ class Goldens:
         return self._known[key]
 
 
-def forward_pass_for(source: Path) -> Callable[[Path, Any], Any] | None:
-    """Return our own forward pass for small checkpoints of the Llama family, None for others."""
+def forward_pass_for(source: Path, *, adapted: bool = False) -> Forward | None:
+    """Return our own forward pass for small checkpoints of the Llama family, None for others.
+
+    `adapted`: with the checkpoint's own adapter merged into it.
+    """
     from harness.engine.reference.check import forward_logprobs, is_supported
 
-    return forward_logprobs if is_supported(source) else None
+    if not is_supported(source):
+        return None
+    return _forward_merged if adapted else forward_logprobs
 
 
-def require_own_weights(pair: GoldenPair, old: Path, new: Path) -> None:
+def _forward_merged(source: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
+    from harness.checkpoint.lora import merged
+    from harness.engine.reference.check import forward_logprobs
+
+    with TemporaryDirectory(prefix="merged-") as scratch:
+        whole = merged(Path(scratch) / "checkpoint", source, source / ADAPTER)
+        return forward_logprobs(whole, prompts, rounded=rounded)
+
+
+def require_own_weights(pair: GoldenPair, old: Path, new: Path, *, adapted: bool = False) -> None:
     """Check that each golden is nearer to our forward pass on its own checkpoint than to that on the other.
 
     Two close checkpoints may both lie within the forward pass's own limit: an engine that served one for the other would
     bless itself. Nothing is checked where there is no forward pass.
     Raises: GoldenUnusable naming the golden and both distances.
     """
-    forward = forward_pass_for(old), forward_pass_for(new)
+    forward = forward_pass_for(old, adapted=adapted), forward_pass_for(new, adapted=adapted)
     if forward[0] is None or forward[1] is None:
         return
     passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.adapter_update import AdapterUpdate
 from harness.admission import preflight_refusals
+from harness.checkpoint.adapter import ADAPTER
 from harness.checkpoint.copy import private_copy
 from harness.checkpoint.difference import differing_files
 from harness.checkpoint.manifest import weights_id
@@ -19,6 +21,7 @@ from harness.errors import EngineNotReady, HarnessError
 from harness.faults.compile_cache import clear_compile_cache
 from harness.faults.fault import (
     Acting,
+    AdapterFault,
     CacheFault,
     CompileCacheFault,
     Damage,
@@ -72,6 +75,8 @@ class Operations:
         for fault in ground.scenario.faults:
             if isinstance(fault, Damage):
                 self._record(fault.damage(self.staged, old=ground.old, random=ground.random))
+            elif isinstance(fault, AdapterFault):
+                self._record(fault.distort(self.staged / ADAPTER, base=ground.old))
 
     def start_old(self, running: HandedOn | None = None) -> Engine:
         """Start the engine on the old checkpoint, or take one that serves it already; see it answer rightly.
@@ -342,6 +347,12 @@ class Operations:
             wants_checksums="checksums_trusted" in claimed,
             wants_requests_under_way="answers_unmixed" in claimed,
         )
+        if rollout.how is How.ADAPTER:
+            adapter = AdapterUpdate(service=self.service, engine=engine, rollout=rollout, live=self.live)
+            if gated and not adapter.passes_trial():
+                self._refused = "the canary gate refused the adapter under a trial name"
+                return False
+            in_place = replace(in_place, change=adapter.carry_out, look=adapter.is_right)
         self._refused = in_place.roll(engine, is_gated=gated)
         return not self._refused
 

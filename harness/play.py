@@ -10,7 +10,6 @@ from pathlib import Path
 from harness.checkpoint.manifest import read_checkpoint
 from harness.clock import now_ns, seconds_between
 from harness.engine.engine import Engine, Eventful
-from harness.engine.launch import SERVED_MODEL_NAME
 from harness.errors import HarnessError
 from harness.ground import Ground
 from harness.guards.canary import pass_count
@@ -104,7 +103,7 @@ class Play:
             plan,
             directory=self.place / "load",
             api_key=ground.api_key,
-            model=SERVED_MODEL_NAME,
+            model=ground.launch.asked_model,
             cpus=self.cores.load,
             on_request=ground.keep_request,
             on_heartbeat=ground.keep_heartbeat,

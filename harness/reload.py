@@ -16,7 +16,6 @@ from typing import Any
 from harness.clock import now_ns
 from harness.engine.dev_api import DevApi, Reply
 from harness.engine.engine import Engine
-from harness.engine.launch import SERVED_MODEL_NAME
 from harness.engine.rollout import Pause, Rollout
 from harness.guards.canary import Answer, Golden
 from harness.guards.canary_pass import check_deep
@@ -60,6 +59,7 @@ class InPlace:
     service: Service
     rollout: Rollout
     change: Callable[[DevApi], Changed] = reload_weights
+    look: Callable[[Answer], bool] | None = None  # what else is to be asked at once; says whether it was as expected
     wants_checksums: bool = False
     wants_requests_under_way: bool = False
 
@@ -76,8 +76,8 @@ class InPlace:
         if under_way is not None:
             self._witness(engine, under_way, begun_ns, succeeded=succeeded)
         expected = Answer.NEW if succeeded else Answer.OLD
-        is_right = True
-        if is_gated:
+        is_right = self.look is None or self.look(expected)
+        if is_gated and is_right:
             is_right = self.service.answers_from(engine, expected)
         if succeeded:
             is_right = self._ask_deep(engine, expected) and is_right
@@ -136,7 +136,7 @@ class InPlace:
         room = ground.launch.max_model_len - max(len(prompt) for prompt in prompts)
         return UnderWay(
             EngineApi(url=engine.endpoint, api_key=ground.api_key, limit_s=CALL_LIMIT_S),
-            SERVED_MODEL_NAME,
+            ground.launch.asked_model,
             prompts,
             max_tokens=min(UNDER_WAY_TOKENS, room),
         )
@@ -166,14 +166,15 @@ class InPlace:
         if golden.deep is None:
             return True
         api = EngineApi(url=engine.endpoint, api_key=self.service.ground.api_key, limit_s=CANARY_LIMIT_S)
+        model = self.service.ground.launch.asked_model
         difference, because = None, ""
         try:
-            checked = check_deep(api, SERVED_MODEL_NAME, golden.deep)
+            checked = check_deep(api, model, golden.deep)
             answer = str(expected)
             difference, because = checked.difference, checked.because
             if because:  # of the other checkpoint through and through, or of none
                 other = goldens.old if expected is Answer.NEW else goldens.new
-                is_other = other.deep is not None and not check_deep(api, SERVED_MODEL_NAME, other.deep).because
+                is_other = other.deep is not None and not check_deep(api, model, other.deep).because
                 answer = str((Answer.OLD if expected is Answer.NEW else Answer.NEW) if is_other else Answer.NEITHER)
                 because = "" if is_other else because
         except (OSError, ValueError) as failure:

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness import sweep, watchdog
 from harness.adapted import adapted
+from harness.adapter_update import adaptable, require_adapters
 from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
@@ -183,6 +184,8 @@ class Run:
     # --- parts, in order of use ---
 
     def _require_for_faults(self, scenario: Scenario) -> None:
+        if scenario.adapts:
+            require_adapters(self.identity)
         for fault in scenario.faults:
             if isinstance(fault, Demanding):
                 fault.require(self.identity)
@@ -201,7 +204,8 @@ class Run:
         )
         deep_tokens = 0
         if scenario.reloads:
-            launch_base, deep_tokens = reloadable(launch_base), min(DEEP_TOKENS, launch_base.max_model_len - 16)
+            deep_tokens = min(DEEP_TOKENS, launch_base.max_model_len - 16)
+            launch_base = adaptable(launch_base) if scenario.adapts else reloadable(launch_base)
         if scenario.updates:
             launch_base = updatable(launch_base)
         if scenario.sleeps:

@@ -13,6 +13,7 @@ from harness.checkpoint.models import ModelSource
 from harness.engine.rollout import How, Rollout, blue_green, restart
 from harness.errors import ScenarioInvalid
 from harness.faults.fault import (
+    AdapterFault,
     CacheFault,
     CompileCacheFault,
     Damage,
@@ -172,7 +173,15 @@ class Scenario:
             f'"{fault.name}" is no kind of fault that can be injected'
             for fault in self.faults
             if not isinstance(
-                fault, Damage | LaunchFault | PublishFault | CacheFault | CompileCacheFault | StartRace | LiveFault
+                fault,
+                Damage
+                | AdapterFault
+                | LaunchFault
+                | PublishFault
+                | CacheFault
+                | CompileCacheFault
+                | StartRace
+                | LiveFault,
             )
         ]
         live = [fault.name for fault in self.faults if isinstance(fault, LiveFault)]
@@ -182,6 +191,8 @@ class Scenario:
             problems.append("inject() needs a live fault")
         if self.reloads and any(isinstance(fault, LaunchFault | CacheFault | StartRace) for fault in self.faults):
             problems.append("an engine that reloads is not started: faults of launch, cache and start cannot act")
+        if not self.adapts and any(isinstance(fault, AdapterFault) for fault in self.faults):
+            problems.append("no adapter is rolled out that could be distorted: rollout must be update_adapter()")
         if any(isinstance(fault, PortOfOldServer) for fault in self.faults):
             hows = (self.rollout.how, self.guarded_rollout.how)
             if set(hows) != {How.BLUE_GREEN}:
@@ -204,6 +215,11 @@ class Scenario:
     def updates(self) -> bool:
         """Say whether an engine is sent other weights over a transfer engine, in either mode."""
         return How.UPDATE in (self.rollout.how, self.guarded_rollout.how)
+
+    @property
+    def adapts(self) -> bool:
+        """Say whether an engine is given another adapter while it runs, in either mode."""
+        return How.ADAPTER in (self.rollout.how, self.guarded_rollout.how)
 
     @property
     def sleeps(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.clock import now_ns, poll_until, seconds_between
 from harness.engine.engine import Engine, HandedOn
-from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.launch import Launch
 from harness.errors import EngineNotReady, WaitExpired
 from harness.ground import Ground, Traffic, Watcher
 from harness.guards.canary import Answer, Comparison
@@ -83,16 +83,16 @@ class Service:
 
     def answers_from(self, engine: Engine, expected: Answer, *, limit_s: float = CANARY_LIMIT_S) -> bool:
         """Ask before any user does: every canary prompt, then one stream, at which a fresh engine also compiles."""
-        goldens = self.ground.goldens
+        goldens, model = self.ground.goldens, self.ground.launch.asked_model
         limit_s = min(limit_s, max(self.ground.deadline.remaining_s(), 1.0))
         api = EngineApi(url=engine.endpoint, api_key=self.ground.api_key, limit_s=limit_s)
         seen: Comparison | None = None
         answer = ""
         told: dict[str, int] = {}
         try:
-            seen = goldens.compare(ask(api, SERVED_MODEL_NAME, goldens.old.prompts, rotation=None).rows)
+            seen = goldens.compare(ask(api, model, goldens.old.prompts, rotation=None).rows)
             answer = str(seen.answer)
-            streamed = check_stream(api, SERVED_MODEL_NAME, goldens.new if expected is Answer.NEW else goldens.old)
+            streamed = check_stream(api, model, goldens.new if expected is Answer.NEW else goldens.old)
             if seen.answer is expected and streamed.because:
                 answer = f"broken stream ({streamed.because[:200]})"
         except (OSError, ValueError) as failure:

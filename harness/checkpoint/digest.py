@@ -9,9 +9,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from harness.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_of
 from harness.checkpoint.hashing import Part, hash_parts
 from harness.checkpoint.header import Tensor
-from harness.checkpoint.shard import Shard, open_regular
+from harness.checkpoint.shard import Shard, open_regular, read_shard
 from harness.checkpoint.survey import Checkpoint, survey
 from harness.errors import CheckpointDefect
 
@@ -40,6 +41,7 @@ _digests: dict[tuple[int, int, int, int, int], dict[str, bytes]] = {}  # per fil
 def weights_id(path: Path) -> str:
     """Return "w-" and 16 hex digits of a digest over every tensor's name, dtype, shape and bytes, sorted by name.
 
+    Those of its own LoRA adapter count too, and so does the config that scales them.
     Reads every tensor byte once per process and settled file (by inode, size and mtime_ns). Defects between files, such as an
     absent shard, do not matter here: what an engine would read is what is digested.
     Raises: CheckpointDefect when a file cannot be read as safetensors.
@@ -52,6 +54,7 @@ def weights_id(path: Path) -> str:
     for shard in found.shards:
         digests = tensor_digests(path / shard.name, shard)
         described |= {tensor.name: _described(tensor, digests[tensor.name]) for tensor in shard.tensors}
+    described |= _of_adapter(path)
     whole = blake3()
     for name in sorted(described):
         whole.update(described[name])
@@ -114,6 +117,17 @@ def tensor_digests(path: Path, shard: Shard) -> Mapping[str, bytes]:
     if is_settled:
         _digests[key] = digests
     return digests
+
+
+def _of_adapter(path: Path) -> dict[str, bytes]:
+    adapter = adapter_of(path)
+    if adapter is None:
+        return {}
+    shard = read_shard(adapter / ADAPTER_WEIGHTS)
+    digests = tensor_digests(adapter / ADAPTER_WEIGHTS, shard)
+    config = adapter / ADAPTER_CONFIG
+    told = {} if not config.is_file() else {f"{ADAPTER}/{ADAPTER_CONFIG}": blake3(config.read_bytes()).digest()}
+    return told | {f"{ADAPTER}/{each.name}": _described(each, digests[each.name]) for each in shard.tensors}
 
 
 def _described(tensor: Tensor, digest: bytes) -> bytes:

@@ -12,6 +12,7 @@ from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_shard
 from harness.checkpoint.manifest import Tensor, read_checkpoint
 from harness.checkpoint.tiny import encode, write_json
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MODULES = ("q_proj", "v_proj", "o_proj", "down_proj")
 STRENGTH = 0.5  # of the change, as a share of the spread of a weight of the tiny model: answers differ by whole nats

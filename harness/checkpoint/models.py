@@ -51,8 +51,8 @@ class ModelSource:
                 unfinished.mkdir()
                 try:
                     self.write(unfinished)
-                    for file in unfinished.iterdir():
-                        file.chmod(0o444)
+                    for file in unfinished.rglob("*"):
+                        file.chmod(0o755 if file.is_dir() else 0o444)
                     unfinished.rename(finished)
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
@@ -100,6 +100,21 @@ def tiny_llama(
         tied=tied,
     )
     return _made(f"tiny-llama-seed{seed}", shape.as_json(), partial(write_tiny, shape))
+
+
+def adapted_llama(seed: int = 1, *, adapter: int = 1) -> ModelSource:
+    """Return the tiny Llama of a seed with a LoRA adapter of its own beside its weights, random from a seed as well."""
+    from harness.checkpoint.adapter import ADAPTER
+    from harness.checkpoint.lora import Adapter, write_adapter
+
+    base = tiny_llama(seed).write
+
+    def write(target: Path) -> None:
+        if base is not None:
+            base(target)
+        write_adapter(target / ADAPTER, target, Adapter(seed=adapter))
+
+    return _made(f"adapted-llama-seed{seed}", {"seed": seed, "adapter": adapter}, write)
 
 
 def smollm2(shards: int = 2, seed: int | None = None) -> ModelSource:

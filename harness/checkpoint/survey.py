@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.checkpoint.defect import MAX_JSON_BYTES, Defect
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.shard import Shard, open_regular, read_shard
@@ -341,9 +342,11 @@ def _check_leftovers(seen: _Survey) -> None:
             seen.note(Defect.PARTIAL_DOWNLOAD_FILE, "a copy or download that has not ended", name=name)
     for directory in seen.directories:
         try:
-            inner = [name for name in os.listdir(seen.path / directory) if _is_weight(name)]
+            names = os.listdir(seen.path / directory)
         except OSError:
             continue
-        if inner:
+        inner = [name for name in names if _is_weight(name)]
+        is_adapter = inner == [ADAPTER_WEIGHTS] and ADAPTER_CONFIG in names  # loaded by a name of its own
+        if inner and not is_adapter:
             what = f'holds weights ("{min(inner)}") that no engine reads: was a directory moved into this one?'
             seen.note(Defect.NESTED_CHECKPOINT, what, name=directory)

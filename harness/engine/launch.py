@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.checkpoint.adapter import ADAPTER
+
+ADAPTER_NAME = "tuned"  # under which a checkpoint's own LoRA adapter is served
 SERVED_MODEL_NAME = "rollout"  # the same for the old and the new checkpoint, as in a real rollout
 WEIGHT_CACHE_LOAD_FORMAT = "rollout_weight_cache"
 WEIGHT_CACHE_ROOT = "/dev/shm/vllm_weight_cache"  # the incident write-up's default place
@@ -44,11 +47,13 @@ class Launch:
     environment: tuple[tuple[str, str], ...] = ()
     shared_memory_bytes: int | None = None  # of a container; None: what containers here get
     port: int | None = None  # of this host, whoever listens on it; None: a free one
+    serves_adapter: bool = False  # the checkpoint's own LoRA adapter, which then is what canaries and users ask
     beside: str = ""  # the endpoint of the engine that serves meanwhile
 
     def arguments(self, *, model: str, host: str, port: int) -> tuple[str, ...]:
         """Return the arguments after `vllm serve` for a checkpoint at `model`; the API key is never among them."""
         load_format = () if self.weight_cache is None else ("--load-format", WEIGHT_CACHE_LOAD_FORMAT)
+        adapter = ("--lora-modules", f"{ADAPTER_NAME}={model}/{ADAPTER}") if self.serves_adapter else ()
         return (
             model,
             "--host",
@@ -62,6 +67,7 @@ class Launch:
             "--max-model-len",
             str(self.max_model_len),
             *load_format,
+            *adapter,
             *self.extra_arguments,
         )
 
@@ -70,11 +76,17 @@ class Launch:
         """Say whether weights may be sent to the engine, which then needs the plug-in that reads them from files."""
         return WEIGHT_TRANSFER[1] in self.extra_arguments
 
+    @property
+    def asked_model(self) -> str:
+        """Return the name that canaries and users ask for."""
+        return ADAPTER_NAME if self.serves_adapter else SERVED_MODEL_NAME
+
     def flags(self) -> tuple[str, ...]:
         """Return what of this launch decides the answers, for keys of stored goldens: no paths, ports or names."""
         compiled = () if self.compile_cache is None else ("compiled",)
         environment = (f"{name}={value}" for name, value in self.environment)
-        return (self.dtype, str(self.max_model_len), *compiled, *self.extra_arguments, *environment)
+        adapted = ("adapter",) if self.serves_adapter else ()
+        return (self.dtype, str(self.max_model_len), *compiled, *adapted, *self.extra_arguments, *environment)
 
     def with_dtype(self, dtype: str) -> Launch:
         """Return the same launch with another `--dtype`."""

@@ -14,6 +14,7 @@ class How(StrEnum):
     RESTART = "restart"  # stop the old engine, start the new one in its place
     BLUE_GREEN = "blue_green"  # start the new one beside the old, move traffic, stop the old
     RELOAD = "reload"  # the running engine reads its weights again, from the same path
+    ADAPTER = "adapter"  # the running engine loads another LoRA adapter under the name of the one that it serves
     UPDATE = "update"  # the running engine is sent its weights, over a transfer engine
 
 
@@ -36,6 +37,15 @@ class Flaw(StrEnum):
     REQUEST_BETWEEN = "request_between"  # a request comes between the start and the first chunk, and nothing is paused
 
 
+class Adapter(StrEnum):
+    """How a running engine is given another adapter under the same name."""
+
+    IN_PLACE = "in_place"  # loaded with `load_inplace`
+    AGAIN = "again"  # loaded without it
+    UNLOADED = "unloaded"  # the one before is unloaded first
+    UNTOLD = "untold"  # its files alone are replaced
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """A procedure and how long its engine may take to become ready."""
@@ -45,11 +55,13 @@ class Rollout:
     resets_prefix_cache: bool = True  # of a reload or an update
     pause: Pause = Pause.WAIT  # of a reload or an update
     flaw: Flaw = Flaw.NONE  # of an update
+    adapter: Adapter = Adapter.IN_PLACE
+    from_new_path: bool = True  # of an adapter
 
     @property
     def is_in_place(self) -> bool:
         """Say whether the running engine is given other weights."""
-        return self.how in (How.RELOAD, How.UPDATE)
+        return self.how in (How.RELOAD, How.UPDATE, How.ADAPTER)
 
     def as_remedy(self, *, beside: bool) -> Rollout:
         """Return how the repaired checkpoint is rolled out: never in place, an engine is trusted only once.
@@ -101,3 +113,24 @@ def update_weights(*, flaw: Flaw | str = Flaw.NONE, ready_limit_s: float = 180.0
         raise ScenarioInvalid(f'flaw is "{flaw}", expected one of {", ".join(Flaw)}')
     pause = Pause.NONE if flaw == Flaw.REQUEST_BETWEEN else Pause.WAIT
     return Rollout(how=How.UPDATE, ready_limit_s=ready_limit_s, pause=pause, flaw=Flaw(flaw))
+
+
+def update_adapter(how: str = Adapter.IN_PLACE, *, from_new_path: bool = True, ready_limit_s: float = 180.0) -> Rollout:
+    """Publish the new checkpoint and let the running engine load its LoRA adapter under the name of the one it serves.
+
+    Such an engine is started with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`, users ask for the adapter by
+    its name, and both checkpoints have the same base. `how` is "in_place", "again" (without `load_inplace`), "unloaded"
+    (first) or "untold": nothing but the files changes. `from_new_path` names the published version instead of the path
+    that the engine was started on: vLLM's prefix cache knows an adapter by name and path, and not by what is in it.
+    Raises: ScenarioInvalid for another word.
+    """
+    if how not in frozenset(Adapter):
+        raise ScenarioInvalid(f'an adapter is updated "{how}", expected one of {", ".join(Adapter)}')
+    return Rollout(
+        how=How.ADAPTER,
+        ready_limit_s=ready_limit_s,
+        resets_prefix_cache=False,
+        pause=Pause.NONE,
+        adapter=Adapter(how),
+        from_new_path=from_new_path,
+    )

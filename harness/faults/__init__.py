@@ -15,6 +15,7 @@ from harness.faults.disk import full_disk
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
 from harness.faults.fault import (
     Acting,
+    AdapterFault,
     CacheFault,
     CompileCacheFault,
     Damage,
@@ -27,7 +28,6 @@ from harness.faults.fault import (
 )
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.hub_cache import broken_hub_cache
-from harness.faults.kernel_cache import foreign_kernels
 from harness.faults.latency import cold_compile_cache, cold_prefix_cache, compile_in_traffic
 from harness.faults.launch import (
     anonymous_weights,
@@ -46,6 +46,7 @@ from harness.faults.leftovers import (
     stale_numpy_cache,
 )
 from harness.faults.loading import changed_while_loading
+from harness.faults.lora import adapter_prefix, adapter_rank, adapter_width
 from harness.faults.memory import memory_limit
 from harness.faults.mixtures import new_config_old_weights, old_config_new_weights, stale_index
 from harness.faults.names import add_bias, rename_prefix, rename_tensor
@@ -78,6 +79,9 @@ from harness.faults.tensors import (
 from harness.faults.weight_daemon import stale_weight_daemon
 
 FAULTS: dict[str, Callable[..., Fault]] = {
+    "adapter_prefix": adapter_prefix,
+    "adapter_rank": adapter_rank,
+    "adapter_width": adapter_width,
     "add_bias": add_bias,
     "added_config": added_config,
     "anonymous_weights": anonymous_weights,
@@ -100,7 +104,6 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "flip_dtype_in_header": flip_dtype_in_header,
     "forbidden_socket": forbidden_socket,
     "foreign_file": foreign_file,
-    "foreign_kernels": foreign_kernels,
     "frozen_process": frozen_process,
     "full_disk": full_disk,
     "full_shared_memory": full_shared_memory,
@@ -164,6 +167,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
 __all__ = [
     "FAULTS",
     "Acting",
+    "AdapterFault",
     "CacheFault",
     "CompileCacheFault",
     "Damage",
@@ -173,6 +177,9 @@ __all__ = [
     "LiveFault",
     "PublishFault",
     "StartRace",
+    "adapter_prefix",
+    "adapter_rank",
+    "adapter_width",
     "add_bias",
     "added_config",
     "anonymous_weights",
@@ -195,7 +202,6 @@ __all__ = [
     "flip_dtype_in_header",
     "forbidden_socket",
     "foreign_file",
-    "foreign_kernels",
     "frozen_process",
     "full_disk",
     "full_shared_memory",

@@ -5,6 +5,27 @@ from __future__ import annotations
 from harness.faults.entry import NOTHING, Entry
 
 OF_ENGINES: dict[str, Entry] = {
+    "adapter_prefix": Entry(
+        what="The adapter's tensors are named after modules that the base has not: it is loaded and changes nothing.",
+        by_hand="on a copy of the adapter, with `safetensors`: "
+        "`t = {k.replace('model.layers.', 'model.language_model.layers.'): v for k, v in load_file(f).items()}; save_file(t, f)`",
+        reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193"),
+        needs=("a rollout of adapters, `rollout.update_adapter()`",),
+        cost="the adapter",
+    ),
+    "adapter_rank": Entry(
+        what="The adapter is of a higher rank than the engine was started for; it computes the same.",
+        by_hand="on a copy of the adapter: pad both factors of every module with zeros, and raise `r` and `lora_alpha` alike",
+        reports=("vllm-project/vllm#34591",),
+        needs=("a rollout of adapters, `rollout.update_adapter()`",),
+        cost="the adapter",
+    ),
+    "adapter_width": Entry(
+        what="The adapter was trained on a base with a larger hidden size.",
+        by_hand="load an adapter of another base of the same family",
+        needs=("a rollout of adapters, `rollout.update_adapter()`",),
+        cost="the adapter",
+    ),
     "anonymous_weights": Entry(
         what="Old and new are served under one name from one path, so `/v1/models` cannot tell them apart.",
         by_hand="restart with the same `--served-model-name` at the same path after the bytes there have changed",
@@ -51,13 +72,6 @@ OF_ENGINES: dict[str, Entry] = {
         what="The new engine should serve on a Unix socket in a directory where its user may make none.",
         by_hand="`vllm serve MODEL --uds /sys/engine.sock`; or, not as root, any directory that belongs to somebody else",
         cost=NOTHING,
-    ),
-    "foreign_kernels": Entry(
-        what="The compiled kernels in the cache say that they were made for another runtime, as in a cache that is kept across an "
-        "upgrade.",
-        by_hand="`printf '\\377' | dd of=KERNEL bs=1 seek=8 conv=notrunc` for each `*.cubin` and `*.so` below `$VLLM_CACHE_ROOT`, then restart",
-        needs=("an engine that keeps compiled kernels: vLLM on a GPU",),
-        cost="the compiled kernels",
     ),
     "frozen_process": Entry(
         what="The process that computes is stopped: it is alive, connections stay open, and no answer comes.",

@@ -56,6 +56,17 @@ class Damage(Fault, Protocol):
 
 
 @runtime_checkable
+class AdapterFault(Fault, Protocol):
+    """A change to a LoRA adapter at rest, whose base stays as it is."""
+
+    def distort(self, adapter: Path, *, base: Path) -> Injected:
+        """Change the adapter in a directory of this run's own, and prove it; `base` is only read.
+
+        Raises: FaultNotApplicable when the adapter lacks what the fault needs.
+        """
+
+
+@runtime_checkable
 class LaunchFault(Fault, Protocol):
     """A wrong launch argument or environment."""
 

@@ -1,6 +1,7 @@
-"""Adapters that do not belong to the engine or to its base checkpoint. Source: fault taxonomy rows U05, U06.
+"""Adapters that do not belong to the engine or to its base checkpoint, or are not the ones that were meant.
 
-They damage an adapter's directory, not a checkpoint's, so they are no part of `harness damage`.
+They distort an adapter's directory, not a checkpoint's, so they are no part of `harness damage`. Source: fault taxonomy
+rows U05, U06.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
 
+from harness.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.checkpoint.copy import RawTensor
-from harness.checkpoint.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import facts_of, read_json, weight_facts
 from harness.faults.fault import Injected, parameters_of
@@ -34,12 +34,12 @@ class AdapterRank:
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
 
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        config = read_json(target / ADAPTER_CONFIG)
+    def distort(self, adapter: Path, *, base: Path) -> Injected:
+        own = Target.open(adapter, old=base)
+        config = read_json(adapter / ADAPTER_CONFIG)
         was = int(config["r"])
         if self.rank <= was:
-            raise FaultNotApplicable(f'"{target}" has rank {was}: {self.rank} is not higher')
+            raise FaultNotApplicable(f'"{adapter}" has rank {was}: {self.rank} is not higher')
 
         def padded(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             more = self.rank - was  # zeros in both factors add nothing to their product
@@ -65,14 +65,14 @@ class AdapterWidth:
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
 
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
+    def distort(self, adapter: Path, *, base: Path) -> Injected:
+        own = Target.open(adapter, old=base)
 
         def wider(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             axis = 1 if ".lora_A." in name else 0
             return np.concatenate([values, np.take(values, range(self.by), axis=axis, mode="wrap")], axis=axis)
 
-        config = read_json(target / ADAPTER_CONFIG)
+        config = read_json(adapter / ADAPTER_CONFIG)
         return _rewritten(self, own, wider, config, f"its base's widths, is of widths that are {self.by} larger")
 
 
@@ -92,14 +92,14 @@ class AdapterPrefix:
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
 
-    def damage(self, target: Path, *, old: Path, random: Random) -> Injected:
-        own = Target.open(target, old=old)
-        before = weight_facts(target)
+    def distort(self, adapter: Path, *, base: Path) -> Injected:
+        own = Target.open(adapter, old=base)
+        before = weight_facts(adapter)
         names = {name: name.replace(self.prefix, self.to, 1) for name in before if self.prefix in name}
         if not names:
-            raise FaultNotApplicable(f'no tensor of "{target}" has "{self.prefix}" in its name')
+            raise FaultNotApplicable(f'no tensor of "{adapter}" has "{self.prefix}" in its name')
         own.rename_tensors(ADAPTER_WEIGHTS, names)
-        after = weight_facts(target)
+        after = weight_facts(adapter)
         wanted = {names.get(name, name): facts for name, facts in before.items()}
         there = sum(name in after for name in names.values())
         return Injected(

@@ -21,7 +21,6 @@ class Row:
 
 NEEDS_GPU = "needs a GPU: "
 NOT_WRITTEN = "not written yet: "
-OF_ADAPTERS = "a damage of an adapter, not of a checkpoint: `harness.faults.lora`, tried by `tests/engine/test_lora.py`"
 
 ROWS: dict[str, Row] = {
     # weight files
@@ -159,6 +158,7 @@ ROWS: dict[str, Row] = {
         "a kernel cache kept across an upgrade of the runtime",
         "open",
         "no",
+        NEEDS_GPU + "the CPU build keeps no kernel cache, and one machine has one runtime",
     ),
     "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
     "K05": Row(
@@ -181,13 +181,13 @@ ROWS: dict[str, Row] = {
         "a way to roll out: `rollout.reload_in_place(reset_prefix_cache=False)`",
     ),
     "U04": Row("an update of an engine that sleeps", "open", "no"),
-    "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no", OF_ADAPTERS),
-    "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no", OF_ADAPTERS),
+    "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no"),
+    "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no"),
     "U07": Row(
         "a LoRA adapter loaded again under its name",
         "400 without `load_inplace`, silent with it and after an unload: stale KV (measured)",
         "no",
-        OF_ADAPTERS,
+        'a way to roll out: `rollout.update_adapter()` with `from_new_path=False`, `"again"`, `"unloaded"` or `"untold"`',
     ),
     "U08": Row(
         "a draft model that does not fit its target",

@@ -14,7 +14,7 @@ from random import Random
 
 from harness.clock import Deadline
 from harness.engine.engine import EngineIdentity, EngineStarter
-from harness.engine.launch import SERVED_MODEL_NAME, Launch
+from harness.engine.launch import Launch
 from harness.errors import GoldenUnusable, HarnessError
 from harness.guards.canary import (
     PASS_TOKENS_MAX,
@@ -146,11 +146,12 @@ def measure_golden(
         engine.wait_ready(ready_limit_s)
         answers = measure_answers(
             EngineApi(url=engine.endpoint, api_key=api_key, limit_s=ASK_LIMIT_S),
-            SERVED_MODEL_NAME,
+            request.launch.asked_model,
             request.prompts,
             vocabulary_size=request.vocabulary_size,
             seed=seed,
             deep=request.deep,
+            under_load=not request.launch.serves_adapter,  # one sequence at a time: no batch that load could change
         )
     finally:
         engine.stop()

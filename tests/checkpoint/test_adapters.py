@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.checkpoint.copy import load_shard
-from harness.checkpoint.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, merged, write_adapter
-from harness.checkpoint.models import tiny_llama
+from harness.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_of
+from harness.checkpoint.copy import load_shard, private_copy
+from harness.checkpoint.lora import Adapter, merged, write_adapter
+from harness.checkpoint.manifest import find_defects, weights_id
+from harness.checkpoint.models import adapted_llama, tiny_llama
 from harness.engine.reference.check import forward_logprobs
 from harness.errors import UsageError
 from harness.faults.values import to_float32
@@ -76,3 +78,24 @@ def test_an_adapter_for_nothing_is_refused(base: Path, tmp_path: Path) -> None:
         write_adapter(tmp_path / "a", base, Adapter(seed=1, modules=("w9",)))
     with pytest.raises(UsageError, match="rank 0"):
         Adapter(seed=1, rank=0)
+
+
+def test_an_adapter_of_a_checkpoint_is_part_of_its_identity(tmp_path: Path) -> None:
+    plain = tiny_llama(1).build(tmp_path)
+    first, second = (adapted_llama(1, adapter=seed).build(tmp_path) for seed in (1, 2))
+    assert adapter_of(plain) is None
+    assert adapter_of(first) == first / ADAPTER
+    assert len({weights_id(each) for each in (plain, first, second)}) == 3
+    assert adapted_llama(1, adapter=1).build(tmp_path) == first
+
+    scaled = private_copy(first, tmp_path / "scaled")
+    config = json.loads((scaled / ADAPTER / ADAPTER_CONFIG).read_text())
+    (scaled / ADAPTER / ADAPTER_CONFIG).write_text(json.dumps({**config, "lora_alpha": 99}))
+    assert weights_id(scaled) != weights_id(first), "the same factors, scaled otherwise, are another adapter"
+
+
+def test_an_adapter_is_no_checkpoint_that_was_moved_into_another(tmp_path: Path) -> None:
+    made = private_copy(adapted_llama(1).build(tmp_path / "models"), tmp_path / "made")
+    assert not find_defects(made)
+    (made / ADAPTER / ADAPTER_CONFIG).unlink()
+    assert [defect.reason for defect in find_defects(made)] == ["nested_checkpoint"]

@@ -10,18 +10,18 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from urllib.error import HTTPError
 
 import pytest
 from engine_kinds import API_KEY, PROCESS, opened
 
-from harness.checkpoint.lora import ADAPTER_WEIGHTS, Adapter, merged, write_adapter
+from harness.checkpoint.adapter import ADAPTER_WEIGHTS
+from harness.checkpoint.lora import Adapter, merged, write_adapter
 from harness.checkpoint.models import tiny_llama
 from harness.engine.engine import Engine
 from harness.engine.launch import SERVED_MODEL_NAME, Launch
 from harness.engine.reference.check import forward_logprobs
-from harness.faults import Damage
+from harness.faults import AdapterFault
 from harness.faults.lora import adapter_prefix, adapter_rank, adapter_width
 from harness.faults.target import Target
 from harness.guards.canary import TokenRows
@@ -139,14 +139,14 @@ def test_an_adapter_answers_as_the_merged_checkpoint_and_its_base_as_before(serv
 @pytest.mark.parametrize(
     ("damage", "said"),
     [(adapter_rank(64), "is greater than max_lora_rank"), (adapter_width(), "")],
-    ids=lambda value: value.name if isinstance(value, Damage) else "",
+    ids=lambda value: value.name if isinstance(value, AdapterFault) else "",
 )
 def test_a_wrong_adapter_answers_500_and_everybody_else_goes_on(
-    serving: Serving, live: Path, tmp_path: Path, damage: Damage, said: str
+    serving: Serving, live: Path, tmp_path: Path, damage: AdapterFault, said: str
 ) -> None:
     assert serving.load(live)[0] == 200
     wrong = write_adapter(tmp_path / "wrong", serving.base, Adapter(seed=2))
-    injected = damage.damage(wrong, old=serving.base, random=Random(1))
+    injected = damage.distort(wrong, base=serving.base)
     assert injected.proved, injected.because
     status, text = serving.load(wrong, name="wrong")
     print(f"{damage.name}: {status} {text[:300]}")
@@ -160,7 +160,7 @@ def test_a_wrong_adapter_answers_500_and_everybody_else_goes_on(
 
 def test_an_adapter_whose_names_match_nothing_is_served_as_its_base(serving: Serving, tmp_path: Path) -> None:
     wrong = write_adapter(tmp_path / "wrong", serving.base, Adapter(seed=2))
-    assert adapter_prefix().damage(wrong, old=serving.base, random=Random(1)).proved
+    assert adapter_prefix().distort(wrong, base=serving.base).proved
     try:
         assert serving.load(wrong, name="wrong")[0] == 200
         assert serving.who("wrong") == "base"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
+from harness.checkpoint.adapter import ADAPTER_WEIGHTS
 from harness.checkpoint.copy import RawTensor, load_shard
-from harness.checkpoint.lora import ADAPTER_WEIGHTS, Adapter, merged, write_adapter
+from harness.checkpoint.lora import Adapter, merged, write_adapter
 from harness.checkpoint.models import tiny_llama
 from harness.engine.reference.check import forward_logprobs
 from harness.errors import FaultNotApplicable, ScenarioInvalid, UsageError
-from harness.faults import Damage
+from harness.faults import AdapterFault
 from harness.faults.lora import adapter_prefix, adapter_rank, adapter_width
 from harness.faults.target import Target
 from harness.guards.canary import largest_difference
 
-FAULTS: tuple[Damage, ...] = (adapter_rank(), adapter_width(), adapter_prefix())
+FAULTS: tuple[AdapterFault, ...] = (adapter_rank(), adapter_width(), adapter_prefix())
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
@@ -33,15 +33,15 @@ def adapter(base: Path, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "adapter", base, Adapter(seed=1))
 
 
-def damaged(fault: Damage, adapter: Path, base: Path) -> bool:
-    injected = fault.damage(adapter, old=base, random=Random(1))
+def damaged(fault: AdapterFault, adapter: Path, base: Path) -> bool:
+    injected = fault.distort(adapter, base=base)
     assert injected.fault == fault.name
     assert injected.fault_id == fault.fault_id
     return injected.proved
 
 
 @every_fault
-def test_proves_itself(fault: Damage, adapter: Path, base: Path) -> None:
+def test_proves_itself(fault: AdapterFault, adapter: Path, base: Path) -> None:
     before = (adapter / ADAPTER_WEIGHTS).read_bytes()
     assert damaged(fault, adapter, base)
     assert (adapter / ADAPTER_WEIGHTS).read_bytes() != before
@@ -49,7 +49,7 @@ def test_proves_itself(fault: Damage, adapter: Path, base: Path) -> None:
 
 @every_fault
 def test_is_not_proved_when_its_writes_are_lost(
-    fault: Damage, adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    fault: AdapterFault, adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for change in ("replace_tensors", "rename_tensors", "write"):
         monkeypatch.setattr(Target, change, lambda *arguments, **named: None)
@@ -58,7 +58,7 @@ def test_is_not_proved_when_its_writes_are_lost(
 
 @every_fault
 def test_is_not_proved_when_something_else_was_written(
-    fault: Damage, adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    fault: AdapterFault, adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_tensors = Target.replace_tensors
 
@@ -84,7 +84,7 @@ def test_a_higher_rank_computes_the_same(adapter: Path, base: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("fault", [adapter_width(), adapter_prefix()], ids=lambda fault: fault.name)
 def test_other_widths_and_names_belong_to_another_base(
-    fault: Damage, adapter: Path, base: Path, tmp_path: Path
+    fault: AdapterFault, adapter: Path, base: Path, tmp_path: Path
 ) -> None:
     assert damaged(fault, adapter, base)
     with pytest.raises(UsageError):
@@ -94,7 +94,7 @@ def test_other_widths_and_names_belong_to_another_base(
 def test_what_changes_nothing_is_refused(adapter: Path, base: Path) -> None:
     for fault in (adapter_rank(8), adapter_prefix("encoder.")):
         with pytest.raises(FaultNotApplicable):
-            fault.damage(adapter, old=base, random=Random(1))
+            fault.distort(adapter, base=base)
     for make in (lambda: adapter_width(by=0), lambda: adapter_prefix("x", to="x")):
         with pytest.raises(ScenarioInvalid):
             make()

@@ -1,0 +1,189 @@
+"""A LoRA adapter is exchanged in a running engine, and what its name and its base then answer is looked at.
+
+The engine was started with the adapter of the old checkpoint under a name; users ask for that name. Published is the new
+checkpoint: the same base, another adapter. What is loaded is named as the engine sees it: by the path it was started on, or
+by that of the published version, which vLLM advises, since its prefix cache knows an adapter by name and path alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harness.checkpoint.adapter import ADAPTER
+from harness.engine.dev_api import PREFIX_CACHING, DevApi, Reply
+from harness.engine.engine import Engine, EngineIdentity
+from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
+from harness.engine.rollout import Adapter, Rollout
+from harness.errors import EnvironmentMissing
+from harness.guards.canary import Answer, LogprobRows, largest_difference
+from harness.guards.canary_pass import ask
+from harness.guards.engine_api import EngineApi
+from harness.observe.history import EventKind
+from harness.reload import CALL_LIMIT_S, Changed
+from harness.service import CANARY_LIMIT_S, Service
+
+TRIAL_NAME = "trial"  # under which a gate loads an adapter that nobody has asked yet
+MAX_RANK = 16
+# One sequence at a time: with adapters, vLLM 0.32.0 on CPU dies of a request for prompt logprobs that it computes together
+# with another one, and every canary is such a request.
+ARGUMENTS = (
+    "--enable-lora",
+    "--max-lora-rank",
+    str(MAX_RANK),
+    "--max-loras",
+    "2",
+    "--max-num-seqs",
+    "1",
+    PREFIX_CACHING,
+)
+RUNTIME_UPDATES = ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+LISTED_MAX = 10
+
+
+def adaptable(launch: Launch) -> Launch:
+    """Return the same launch with the checkpoint's own adapter, which may be exchanged at runtime."""
+    return replace(
+        launch,
+        serves_adapter=True,
+        extra_arguments=(*launch.extra_arguments, *ARGUMENTS),
+        environment=(*launch.environment, RUNTIME_UPDATES),
+    )
+
+
+def require_adapters(identity: EngineIdentity) -> None:
+    """Return if such an engine serves LoRA adapters.
+
+    Raises: EnvironmentMissing with the reason.
+    """
+    if identity.kind == "reference":
+        raise EnvironmentMissing("vllm", "the reference engine serves no LoRA adapters; vLLM does, also on a CPU")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What answers under the name of an adapter."""
+
+    answer: str
+    because: str = ""
+    difference_old: float | None = None
+    difference_new: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AdapterUpdate:
+    """Exchanges the adapter of the engine that users are sent to."""
+
+    service: Service
+    engine: Engine
+    rollout: Rollout
+    live: Path  # what the engine was started on
+    _base: LogprobRows = field(default=(), init=False)  # what the base answered before
+
+    def passes_trial(self) -> bool:
+        """Load the adapter under a name that no user asks for, and say whether it may be loaded under its own.
+
+        Not when it answers otherwise than it should. One that the engine refuses may: it will refuse it again.
+        """
+        api = self._dev_api()
+        if not _load(api, TRIAL_NAME, self._path(_models(api))).is_ok:
+            return True
+        seen = self._seen(TRIAL_NAME)
+        _unload(api, TRIAL_NAME)
+        is_right = seen.answer == Answer.NEW
+        if not is_right:
+            self._record(seen, incarnation=f"{self.engine.incarnation}-trial", when="of the adapter under a trial name")
+        return is_right
+
+    def carry_out(self, api: DevApi) -> Changed:
+        """Make the calls of the rollout; the first that is refused is the last.
+
+        What the base answers is asked first. Without a call to make, the engine's models are listed.
+        """
+        self._base = self._ask(SERVED_MODEL_NAME)
+        listed = _models(api)
+        calls: list[Reply] = []
+        how = self.rollout.adapter
+        if how is Adapter.UNLOADED:
+            calls.append(_unload(api, ADAPTER_NAME))
+        if how is not Adapter.UNTOLD and all(reply.is_ok for reply in calls):
+            calls.append(_load(api, ADAPTER_NAME, self._path(listed), in_place=how is Adapter.IN_PLACE))
+        if not calls:
+            calls.append(listed)
+        told = {"adapter": str(how), "from_new_path": self.rollout.from_new_path, "listed": _names(_models(api))}
+        return Changed(calls=tuple(calls), told=told)
+
+    def is_right(self, expected: Answer) -> bool:
+        """Ask the adapter and its base everything, and say whether both answer as they should: the base as before."""
+        seen = self._seen(ADAPTER_NAME)
+        self._record(seen, incarnation=self.engine.incarnation, when="of the adapter and its base after the update")
+        return seen.answer == expected
+
+    def _seen(self, model: str) -> _Seen:
+        """Return what answers under the name of an adapter, and whether its base was left alone."""
+        goldens = self.service.ground.goldens
+        try:
+            rows, base = self._ask(model), self._ask(SERVED_MODEL_NAME)
+        except (OSError, ValueError) as failure:
+            return _Seen(answer=f"no answer ({type(failure).__name__}: {failure}"[:211] + ")")
+        compared = goldens.compare(rows)
+        answer, because = str(compared.answer), ""
+        if compared.answer is Answer.NEITHER and largest_difference(rows, base) <= goldens.tolerance:
+            because = "the base model answers under its name"
+        moved = largest_difference(base, self._base) if self._base else 0.0
+        if moved > goldens.tolerance:
+            answer, because = str(Answer.NEITHER), f"the base model's own answers moved by {moved:.3g}"
+        return _Seen(
+            answer=answer,
+            because=because,
+            difference_old=compared.difference_old,
+            difference_new=compared.difference_new,
+        )
+
+    def _record(self, seen: _Seen, *, incarnation: str, when: str) -> None:
+        recorder = self.service.ground.recorder
+        recorder.event("operator", EventKind.CANARY_CHECKED, incarnation=incarnation, when=when, **asdict(seen))
+
+    def _ask(self, model: str) -> LogprobRows:
+        ground = self.service.ground
+        limit_s = min(CANARY_LIMIT_S, max(ground.deadline.remaining_s(), 1.0))
+        api = EngineApi(url=self.engine.endpoint, api_key=ground.api_key, limit_s=limit_s)
+        return ask(api, model, ground.goldens.old.prompts, rotation=None).rows
+
+    def _dev_api(self) -> DevApi:
+        ground = self.service.ground
+        limit_s = min(CALL_LIMIT_S, max(ground.deadline.remaining_s(), 1.0))
+        return DevApi(url=self.engine.endpoint, api_key=ground.api_key, limit_s=limit_s)
+
+    def _path(self, listed: Reply) -> str:
+        """Return where the engine finds the adapter that was published, as it sees it."""
+        roots = {card.get("id"): card.get("root") for card in _cards(listed)}
+        started_on = PurePosixPath(str(roots.get(SERVED_MODEL_NAME)))
+        if self.rollout.from_new_path and self.live.is_symlink():
+            started_on = started_on.parent / os.readlink(self.live)
+        return str(started_on / ADAPTER)
+
+
+def _load(api: DevApi, name: str, path: str, *, in_place: bool = False) -> Reply:
+    body = {"lora_name": name, "lora_path": path, "load_inplace": in_place}
+    return api.call("POST", "/v1/load_lora_adapter", body, name="load_lora_adapter")
+
+
+def _unload(api: DevApi, name: str) -> Reply:
+    return api.call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, name="unload_lora_adapter")
+
+
+def _models(api: DevApi) -> Reply:
+    return api.call("GET", "/v1/models", name="models")
+
+
+def _cards(listed: Reply) -> list[Mapping[str, Any]]:
+    cards = listed.body.get("data")
+    return [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
+
+
+def _names(listed: Reply) -> list[str]:
+    return [str(card.get("id")) for card in _cards(listed)][:LISTED_MAX]

