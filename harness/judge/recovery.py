@@ -118,7 +118,7 @@ def _judge(name: str, strata: Sequence[Stratum]) -> RecoveryFinding:
     if p_slower <= LEVEL_SLOWER and ratio > 1 + MARGIN:
         verdict = Verdict.BROKEN
         because = f"{seen}, p = {p_slower:.2g}): more than {MARGIN:.0%} longer"
-    elif p_not_slower <= LEVEL_NOT_SLOWER:  # then fewer than half of the pairs are beyond the margin: so is the ratio not
+    elif p_not_slower <= LEVEL_NOT_SLOWER:  # then most pairs are within the margin, and so is the ratio
         verdict = Verdict.HELD
         because = f"{seen}, p = {p_not_slower:.2g}): not more than {MARGIN:.0%} longer"
     else:

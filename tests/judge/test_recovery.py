@@ -139,3 +139,8 @@ def test_neither_is_said_between_the_levels() -> None:
 def test_times_below_what_can_be_measured_are_alike() -> None:
     (found,) = judge_recoveries({"a": (0.0,) * 5}, {"a": (0.0005,) * 5})
     assert (found.ratio, found.verdict) == (1.0, Verdict.UNKNOWN)
+
+
+def test_a_scenario_with_too_few_of_its_own_says_nothing_alone() -> None:
+    times = {"a": OLD, "b": OLD[:2]}
+    assert [each.name for each in judge_recoveries(times, times)] == ["all scenarios together", "a"]
