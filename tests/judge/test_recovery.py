@@ -144,3 +144,10 @@ def test_times_below_what_can_be_measured_are_alike() -> None:
 def test_a_scenario_with_too_few_of_its_own_says_nothing_alone() -> None:
     times = {"a": OLD, "b": OLD[:2]}
     assert [each.name for each in judge_recoveries(times, times)] == ["all scenarios together", "a"]
+
+
+def test_a_scenario_without_recoveries_of_one_side_is_not_compared() -> None:
+    found = judge_recoveries({"a": OLD, "b": ()}, {"a": OLD, "b": OLD})
+    assert [each.name for each in found] == ["all scenarios together"]
+    assert found[0].candidate == 5
+    assert typical_ratio([((0.0005,), (0.0,))]) == 1.0
