@@ -137,6 +137,14 @@ OTHER_ROWS = (
     restarted("config_of_other_dtype", faults.mismatched_config(changes={"torch_dtype": "float16"})),
     restarted("cut_weight_index", faults.cut_json("model.safetensors.index.json"), shards=2),
 )
+# No file shows what the host forbids, or what lies beside the checkpoint: the engine is the first to notice.
+REFUSED = tuple(
+    replace(scenario, unguarded=(claims.detected_by("startup"), claims.recovered(within_s=180.0)))
+    for scenario in (
+        restarted("forbidden_socket", faults.forbidden_socket(), noticed_by="startup"),
+        restarted("mismatched_draft", faults.mismatched_draft(), noticed_by="startup"),
+    )
+)
 CATALOGUE = (*FILES, *NAMES, *VALUES, *LEFT_OVER, *SIDE_FILES, *LAUNCH, *PUBLISHED, *OTHER_ROWS)
 
 
@@ -154,10 +162,9 @@ def test_nobody_is_served_from_what_the_catalogue_damages(run_scenario, scenario
     run_scenario(scenario).require_held()
 
 
-def test_an_engine_that_may_not_make_its_socket_refuses_to_start(run_scenario) -> None:
-    noticed = (claims.detected_by("startup"), claims.recovered(within_s=180.0))
-    forbidden = restarted("forbidden_socket", faults.forbidden_socket())
-    run_scenario(replace(forbidden, unguarded=noticed, guarded=contained("startup"))).require_held()
+@pytest.mark.parametrize("scenario", REFUSED, ids=lambda scenario: scenario.name)
+def test_an_engine_that_cannot_be_launched_so_refuses_to_start(run_scenario, scenario: Scenario) -> None:
+    run_scenario(scenario).require_held()
 
 
 def test_an_engine_on_a_held_port_is_not_taken_for_the_holder(rollout_run, run_scenario) -> None:

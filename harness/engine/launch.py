@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harness.checkpoint.adapter import ADAPTER
@@ -48,6 +49,8 @@ class Launch:
     shared_memory_bytes: int | None = None  # of a container; None: what containers here get
     port: int | None = None  # of this host, whoever listens on it; None: a free one
     serves_adapter: bool = False  # the checkpoint's own LoRA adapter, which then is what canaries and users ask
+    draft_name: str | None = None  # the entry of `checkpoint_root` that proposes tokens; None: nobody does
+    draft_tokens: int = 0  # how many it proposes at a time
     beside: str = ""  # the endpoint of the engine that serves meanwhile
 
     def arguments(self, *, model: str, host: str, port: int) -> tuple[str, ...]:
@@ -68,8 +71,19 @@ class Launch:
             str(self.max_model_len),
             *load_format,
             *adapter,
+            *self._speculation(model),
             *self.extra_arguments,
         )
+
+    def _speculation(self, model: str) -> tuple[str, ...]:
+        if self.draft_name is None:
+            return ()
+        draft = {
+            "method": "draft_model",
+            "model": str(PurePosixPath(model).parent / self.draft_name),
+            "num_speculative_tokens": self.draft_tokens,
+        }
+        return ("--speculative-config", json.dumps(draft))
 
     @property
     def transfers_weights(self) -> bool:

@@ -12,6 +12,7 @@ from harness.faults.compiler import missing_compiler
 from harness.faults.config import added_config, mismatched_config, removed_config
 from harness.faults.device_memory import held_device_memory
 from harness.faults.disk import full_disk
+from harness.faults.draft import mismatched_draft
 from harness.faults.dtypes import beyond_fp16_range, cast_all, cast_tensor, flip_dtype_in_header
 from harness.faults.fault import (
     Acting,
@@ -120,6 +121,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "leftover_shards": leftover_shards,
     "memory_limit": memory_limit,
     "mismatched_config": mismatched_config,
+    "mismatched_draft": mismatched_draft,
     "missing_chat_template": missing_chat_template,
     "missing_compiler": missing_compiler,
     "missing_file": missing_file,
@@ -218,6 +220,7 @@ __all__ = [
     "leftover_shards",
     "memory_limit",
     "mismatched_config",
+    "mismatched_draft",
     "missing_chat_template",
     "missing_compiler",
     "missing_file",

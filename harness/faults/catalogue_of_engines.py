@@ -145,6 +145,13 @@ OF_ENGINES: dict[str, Entry] = {
         by_hand="`docker update --memory` to little more than it holds, or `prlimit --as`",
         cost=NOTHING,
     ),
+    "mismatched_draft": Entry(
+        what="The engine is launched to speculate with a draft model whose vocabulary is not its target's.",
+        by_hand='`vllm serve MODEL --speculative-config \'{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 2}\'`',
+        reports=("vllm-project/vllm#5203", "vllm-project/vllm#45669"),
+        needs=("vLLM",),
+        cost="a small model beside the checkpoint",
+    ),
     "missing_compiler": Entry(
         what="The engine compiles what its first requests need, as in production, and there is no compiler.",
         by_hand="vLLM on a CPU: `CXX=/nonexistent/g++ vllm serve MODEL`, then a request with `logprobs`",

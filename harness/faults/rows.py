@@ -191,9 +191,8 @@ ROWS: dict[str, Row] = {
     ),
     "U08": Row(
         "a draft model that does not fit its target",
-        "loud on the vocabulary, else slow",
+        "loud on the vocabulary, else slow: no proposal is accepted (measured)",
         "no",
-        NOT_WRITTEN + "a pair that agrees is needed, and tiny random models never do",
     ),
     "U09": Row(
         "an update in parts",
