@@ -28,6 +28,7 @@ class Text:
         str, ...
     ] = ()  # shell lines after the server is up, where a restart on a damaged copy does not show it
     serve: str = ""  # environment of `vllm serve`, such as "VLLM_SERVER_DEV_MODE=1"
+    arguments: str = ""  # of `vllm serve`, as a shell reads them
     layers: tuple[Layer, ...] = ()  # where noticing there is a finding too, though it is not late in general
     when: str = ""  # only where the engine's words match this
     whose: str = HOLDER
@@ -40,6 +41,22 @@ class Text:
 RELOAD = """curl -s -X POST http://127.0.0.1:8000/collective_rpc -H 'Content-Type: application/json' \\
   -d '{"method": "reload_weights", "kwargs": {"weights_path": "'"$PWD/damaged"'"}}'"""
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+# An update of weights, with the transfer engine of the harness: it reads files, so that no GPU is needed.
+TRANSFER = f"""{DEV_MODE} PYTHONPATH="$(python -c 'import harness; print(harness.__path__[0])')/engine/weight_transfer_plugin\""""
+TRANSFER_ARGUMENTS = """--weight-transfer-config '{"backend": "rollout_files"}'"""
+POST = "curl -s -X POST http://127.0.0.1:8000"
+JSON = "-H 'Content-Type: application/json'"
+START_UPDATE = f"""{POST}/init_weight_transfer_engine {JSON} -d '{{"init_info": {{}}}}'
+{POST}/start_weight_update"""
+FINISH_UPDATE = f"""{POST}/finish_weight_update {JSON} -d '{{"weight_version": "2"}}'"""
+PAUSE = "curl -s -X POST 'http://127.0.0.1:8000/pause?mode=wait'"
+RESUME = f"{POST}/reset_prefix_cache; {POST}/resume"
+WEIGHT_INFO = "curl -s http://127.0.0.1:8000/weight_info"
+SEND_BUT_A_PART = f"""NAMES=$(python -c 'import json, sys; from safetensors import safe_open
+names = safe_open(sys.argv[1], "pt").keys()
+print(json.dumps([name for name in names if "layers.1.mlp.gate_proj" not in name]))' "$NEW/model.safetensors")
+{POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"'"$NEW/model.safetensors"'": '"$NAMES"'}}}}}}'"""
+SEND_ABSENT = f"""{POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"absent.safetensors": ["a"]}}}}}}'"""
 HEALTH = "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health"
 CORE = "$(pgrep -f 'VLLM::EngineCor[e]')"
 WELL_FORMED = "Nothing in the files contradicts the config, so no engine can know. A digest can, or known answers."
@@ -151,6 +168,48 @@ TEXTS: tuple[Text, ...] = (
         why="The adapter is listed as loaded, and its users are answered by the base model.",
         reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193", "vllm-project/vllm#34591"),
         serve="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+    ),
+    Text(
+        pattern=r"update_of_nothing|update_told_by_version",
+        title="An update of weights in which nothing was sent takes the new version",
+        expected="`/finish_weight_update` fails, or leaves the version as it was, when no weight came since the start.",
+        why="The old answers are served under the new version. A trainer or a router that asks `/weight_info` takes the rollout for "
+        "done, and counts samples of old weights as samples of new ones.",
+        serve=TRANSFER,
+        arguments=TRANSFER_ARGUMENTS,
+        by_hand=(PAUSE, START_UPDATE, FINISH_UPDATE, RESUME, f"{WEIGHT_INFO}   # 2"),
+    ),
+    Text(
+        pattern=r"update_without_.*",
+        title="An update of weights in which tensors never came answers 200 and takes the new version",
+        expected="`/finish_weight_update` fails and names the parameters that never came, or the version stays as it was.",
+        why="Layers of two checkpoints answer together under the new version. Where one part of a fused parameter never came, "
+        "memory that nobody wrote is computed with. The log has a warning with the class of a layer at most, and so has a good update.",
+        serve=TRANSFER,
+        arguments=TRANSFER_ARGUMENTS,
+        by_hand=(PAUSE, START_UPDATE, SEND_BUT_A_PART, FINISH_UPDATE, RESUME, f"{WEIGHT_INFO}   # 2"),
+    ),
+    Text(
+        pattern=r"update_with_refused_chunk",
+        when=r"refused the update.*; then: ",
+        layers=(Layer.STARTUP,),
+        title="An engine that refused a chunk of an update dies at the next request",
+        expected="The old weights are served on; or a call ends the update and `/health` fails until the weights came whole.",
+        why="The chunk is answered with 500, and so is `/finish_weight_update`: no call is left that ends or undoes the update. "
+        "`/health` stays 200, and the first request of a user ends the service for all.",
+        serve=TRANSFER,
+        arguments=TRANSFER_ARGUMENTS,
+        by_hand=(PAUSE, START_UPDATE, SEND_ABSENT, FINISH_UPDATE, RESUME, f"{HEALTH}   # 200"),
+    ),
+    Text(
+        pattern=r"update_met_by_a_request",
+        title="A request between the start of an update and its first weights kills the engine",
+        expected="It waits as in a pause, or is refused; or `/start_weight_update` fails on an engine that is not paused.",
+        why="`/start_weight_update` is answered with 200 on an engine that goes on serving. From then on it has no weights to compute "
+        "with, so that one request of one user ends the service for all.",
+        serve=TRANSFER,
+        arguments=TRANSFER_ARGUMENTS,
+        by_hand=(START_UPDATE,),
     ),
     # --- at a start ---
     Text(

@@ -104,7 +104,9 @@ def _serve(served: str, declared: Declared, text: Text | None) -> str:
             environment.append(f"{COMPILER}={ABSENT}")
     more = text.serve if text is not None else ""
     parts = [*environment, more, "vllm serve", served, f"--served-model-name tiny --max-model-len {MODEL_LEN}"]
-    return " ".join(part for part in (*parts, shlex.join(arguments), "&") if part)
+    return " ".join(
+        part for part in (*parts, shlex.join(arguments), text.arguments if text is not None else "", "&") if part
+    )
 
 
 def as_block(lines: Sequence[str]) -> str:

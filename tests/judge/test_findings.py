@@ -210,3 +210,38 @@ def test_a_finding_measured_on_the_newest_release_says_nothing_of_the_kind(tmp_p
     page = as_findings(releases(tmp_path, v0_32_0={"widened_tensor_on_restart": Layer.CANARY}), {})
     assert "not measured" not in page.partition("## ")[2]
     assert "perhaps later" not in page
+
+
+UPDATED = {
+    "update_of_nothing": (
+        Layer.CANARY,
+        "the update gave version '1' after 'default', and `/weight_info` then says '1'",
+    ),
+    "update_without_one_layer": (Layer.CANARY, SILENT),
+    "update_with_refused_chunk": (
+        Layer.STARTUP,
+        "the engine refused the update: update_weights answered 500; then: a canary",
+    ),
+    "update_met_by_a_request": (Layer.FIRST_REQUEST, "the first request was answered by: no answer"),
+}
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_a_weight_update_is_reproduced_with_the_transfer_engine_of_the_harness(tmp_path: Path, name: str) -> None:
+    layer, seen = UPDATED[name]
+    each = declared(name, how="update")
+    page = as_findings(releases(tmp_path, v0_32_0={name: (layer, seen)}), {name: each})
+    assert "finding-1" in page
+    assert f"-k {name} --starts 1" in page
+    steps = by_hand(each, text_for(name, seen))
+    (served,) = [step for step in steps if "vllm serve" in step]
+    assert "weight_transfer_plugin" in served
+    assert '--weight-transfer-config \'{"backend": "rollout_files"}\' &' in served
+    assert any("/start_weight_update" in step for step in steps)
+    assert subprocess.run(["bash", "-n"], input="\n".join(steps), text=True, check=False).returncode == 0, steps
+
+
+def test_a_refused_chunk_that_the_engine_outlives_is_no_finding(tmp_path: Path) -> None:
+    seen = "the engine refused the update: update_weights answered 500; it went on serving"
+    page = as_findings(releases(tmp_path, v0_32_0={"update_with_refused_chunk": (Layer.STARTUP, seen)}), {})
+    assert "finding-1" not in page
