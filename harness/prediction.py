@@ -66,7 +66,10 @@ def is_foreseeable(scenario: Scenario) -> bool:
     starts = not scenario.is_incident and not scenario.reloads
     kinds = Damage | LaunchFault | PublishFault | CacheFault | StartRace
     return starts and all(
-        isinstance(fault, kinds) and not isinstance(fault, LiveFault) and fault.fault_id[:1] in ROWS and fault.fault_id not in OF_THE_HOST
+        isinstance(fault, kinds)
+        and not isinstance(fault, LiveFault)
+        and fault.fault_id[:1] in ROWS
+        and fault.fault_id not in OF_THE_HOST
         for fault in scenario.faults
     )
 

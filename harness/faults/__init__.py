@@ -29,6 +29,7 @@ from harness.faults.fault import (
 )
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
 from harness.faults.hub_cache import broken_hub_cache
+from harness.faults.kernel_cache import foreign_kernels
 from harness.faults.latency import cold_compile_cache, cold_prefix_cache, compile_in_traffic
 from harness.faults.launch import (
     anonymous_weights,
@@ -105,6 +106,7 @@ FAULTS: dict[str, Callable[..., Fault]] = {
     "flip_dtype_in_header": flip_dtype_in_header,
     "forbidden_socket": forbidden_socket,
     "foreign_file": foreign_file,
+    "foreign_kernels": foreign_kernels,
     "frozen_process": frozen_process,
     "full_disk": full_disk,
     "full_shared_memory": full_shared_memory,
@@ -204,6 +206,7 @@ __all__ = [
     "flip_dtype_in_header",
     "forbidden_socket",
     "foreign_file",
+    "foreign_kernels",
     "frozen_process",
     "full_disk",
     "full_shared_memory",

@@ -73,6 +73,13 @@ OF_ENGINES: dict[str, Entry] = {
         by_hand="`vllm serve MODEL --uds /sys/engine.sock`; or, not as root, any directory that belongs to somebody else",
         cost=NOTHING,
     ),
+    "foreign_kernels": Entry(
+        what="The compiled kernels in the cache say that they were made for another runtime, as in a cache that is kept across an "
+        "upgrade.",
+        by_hand="`printf '\\377' | dd of=KERNEL bs=1 seek=8 conv=notrunc` for each `*.cubin` and `*.so` below `$VLLM_CACHE_ROOT`, then restart",
+        needs=("an engine that keeps compiled kernels: vLLM on a GPU",),
+        cost="the compiled kernels",
+    ),
     "frozen_process": Entry(
         what="The process that computes is stopped: it is alive, connections stay open, and no answer comes.",
         by_hand="`kill -STOP` of the process `VLLM::EngineCore`; `kill -CONT` undoes it",

@@ -19,8 +19,6 @@ class Row:
     gap: str = ""
 
 
-NEEDS_GPU = "needs a GPU: "
-NOT_WRITTEN = "not written yet: "
 
 ROWS: dict[str, Row] = {
     # weight files
@@ -158,7 +156,6 @@ ROWS: dict[str, Row] = {
         "a kernel cache kept across an upgrade of the runtime",
         "open",
         "no",
-        NEEDS_GPU + "the CPU build keeps no kernel cache, and one machine has one runtime",
     ),
     "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
     "K05": Row(
