@@ -69,7 +69,7 @@ def read_tensor(path: Path, shard: str, name: str) -> RawTensor | None:
     tensor = next((tensor for tensor in header.tensors if tensor.name == name), None)
     if tensor is None:
         return None
-    data = memoryview(np.empty(tensor.size_bytes, np.uint8))
+    data = np.empty(tensor.size_bytes, np.uint8).data
     begin, filled = header.data_start_byte + tensor.begin_byte, 0
     with (path / shard).open("rb", buffering=0) as file:
         file.seek(begin)
