@@ -101,7 +101,7 @@ class Goldens:
             kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.is_file():
                 self._progress(f'measuring known-good answers of "{source.name}" on {self._identity.label} (once)')
-                forward = forward_pass_for(source, adapted=launch.serves_adapter)
+                forward = _forward_of(source, adapted=launch.serves_adapter)
                 if forward is None:
                     self._progress(
                         f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
@@ -121,25 +121,27 @@ class Goldens:
         return self._known[key]
 
 
-def forward_pass_for(source: Path, *, adapted: bool = False) -> Forward | None:
-    """Return our own forward pass for small checkpoints of the Llama family, None for others.
-
-    `adapted`: with the checkpoint's own adapter merged into it.
-    """
+def forward_pass_for(source: Path) -> Forward | None:
+    """Return our own forward pass for small checkpoints of the Llama family, None for others."""
     from harness.engine.reference.check import forward_logprobs, is_supported
 
-    if not is_supported(source):
-        return None
-    return _forward_merged if adapted else forward_logprobs
+    return forward_logprobs if is_supported(source) else None
 
 
-def _forward_merged(source: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
-    from harness.checkpoint.lora import merged
-    from harness.engine.reference.check import forward_logprobs
+def _forward_of(source: Path, *, adapted: bool) -> Forward | None:
+    """Return our own forward pass; `adapted`: with the checkpoint's own adapter merged into it."""
+    forward = forward_pass_for(source)
+    if forward is None or not adapted:
+        return forward
 
-    with TemporaryDirectory(prefix="merged-") as scratch:
-        whole = merged(Path(scratch) / "checkpoint", source, source / ADAPTER)
-        return forward_logprobs(whole, prompts, rounded=rounded)
+    def with_adapter(checkpoint: Path, prompts: TokenRows, *, rounded: bool = False) -> LogprobRows:
+        from harness.checkpoint.lora import merged
+
+        with TemporaryDirectory(prefix="merged-") as scratch:
+            whole = merged(Path(scratch) / "checkpoint", checkpoint, checkpoint / ADAPTER)
+            return forward(whole, prompts, rounded=rounded)
+
+    return with_adapter
 
 
 def require_own_weights(pair: GoldenPair, old: Path, new: Path, *, adapted: bool = False) -> None:
@@ -149,7 +151,7 @@ def require_own_weights(pair: GoldenPair, old: Path, new: Path, *, adapted: bool
     bless itself. Nothing is checked where there is no forward pass.
     Raises: GoldenUnusable naming the golden and both distances.
     """
-    forward = forward_pass_for(old, adapted=adapted), forward_pass_for(new, adapted=adapted)
+    forward = _forward_of(old, adapted=adapted), _forward_of(new, adapted=adapted)
     if forward[0] is None or forward[1] is None:
         return
     passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}

@@ -47,6 +47,12 @@ SCENARIOS = (
     updated("adapter_that_fits"),
     updated("adapter_of_higher_rank", faults.adapter_rank(), noticed_at="startup"),
     updated("adapter_of_wider_base", faults.adapter_width(), noticed_at="startup"),
+    updated(
+        "adapter_of_wider_base_after_unload",
+        faults.adapter_width(),
+        noticed_at="startup",
+        how=rollout.update_adapter("unloaded"),
+    ),
     updated("adapter_of_unknown_names", faults.adapter_prefix(), noticed_at="canary"),
     updated("adapter_replaced_and_not_refreshed", how=rollout.update_adapter("untold")),
     updated("adapter_replaced_and_loaded_again", how=rollout.update_adapter("again", from_new_path=False)),

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "under_way",
         "reload",
         "weight_update",
+        "adapter_update",
         "admission",
         "incident",
         "operations",

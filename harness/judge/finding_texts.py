@@ -154,20 +154,38 @@ TEXTS: tuple[Text, ...] = (
         why="It starts, `/health` says 200, and the first completion kills the engine.",
     ),
     Text(
-        pattern=r".*lora.*(replac|same_name|refresh).*",
-        title="An adapter that is replaced under its name goes on answering with the old one",
-        expected="The new adapter, or an error that says that the name is taken.",
-        why="The call to load it was answered, the adapter is listed, and the answers are those of the one before.",
-        reports=("vllm-project/vllm#42125", "vllm-project/vllm#31326"),
-        serve="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+        pattern=r"adapter_replaced_and_not_refreshed",
+        title="An adapter whose files are replaced goes on answering as before, until somebody loads it again",
+        expected="What serves is what was loaded: after the files, the adapter has to be loaded, and asked something that is known.",
+        why="It is listed under the same name and path as before, and nothing says which content it was loaded from.",
+        reports=("vllm-project/vllm#31326",),
+        whose=OPERATOR,
     ),
     Text(
-        pattern=r".*(lora|adapter).*",
-        title="An adapter that does not fit is listed and changes nothing, or the wrong thing",
+        pattern=r"adapter_replaced_.*",
+        when=r"the KV cache is stale",
+        title="An adapter that is loaded again from its path answers from keys and values of the one before",
+        expected="Blocks of the prefix cache that an adapter computed are forgotten when other weights are loaded under its name.",
+        why="Short prompts are answered rightly, so a check of the new adapter passes; every prompt that begins as an earlier one, such "
+        "as a system prompt of a block or more, is answered by a mixture of both adapters. The log warns of it when the adapter is "
+        "loaded in place, and not after an unload. A path of its own for each version avoids it.",
+        reports=("vllm-project/vllm#42125",),
+    ),
+    Text(
+        pattern=r"adapter_.*",
+        when=r"refused the adapter.*; then: a canary.*neither",
+        layers=(Layer.STARTUP,),
+        title="An adapter that is refused in place has spoilt the one that was served",
+        expected="The call fails and the adapter from before goes on answering.",
+        why="After HTTP 500 the name is still listed and answers with 200, from neither adapter: whoever keeps the old one on an error, "
+        "which is what the error suggests, serves wrong answers from then on. Loaded under another name it does no harm.",
+    ),
+    Text(
+        pattern=r"adapter_.*",
+        title="An adapter whose names match nothing is listed and changes nothing",
         expected="Loading it fails, naming the tensors that match no module.",
-        why="The adapter is listed as loaded, and its users are answered by the base model.",
+        why="The call is answered with 200, the adapter is listed as loaded, and its users are answered by the base model.",
         reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193", "vllm-project/vllm#34591"),
-        serve="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
     ),
     Text(
         pattern=r"update_of_nothing|update_told_by_version",
