@@ -19,7 +19,6 @@ class Row:
     gap: str = ""
 
 
-
 ROWS: dict[str, Row] = {
     # weight files
     "D01": Row("shard truncated, extended, or its header damaged", "loud (measured)", "yes"),
