@@ -52,9 +52,10 @@ FINISH_UPDATE = f"""{POST}/finish_weight_update {JSON} -d '{{"weight_version": "
 PAUSE = "curl -s -X POST 'http://127.0.0.1:8000/pause?mode=wait'"
 RESUME = f"{POST}/reset_prefix_cache; {POST}/resume"
 WEIGHT_INFO = "curl -s http://127.0.0.1:8000/weight_info"
-SEND_BUT_A_PART = f"""NAMES=$(python -c 'import json, sys; from safetensors import safe_open
+SEND_BUT_A_LAYER = f"""# of a fused parameter: leave out "layers.1.mlp.gate_proj" alone
+NAMES=$(python -c 'import json, sys; from safetensors import safe_open
 names = safe_open(sys.argv[1], "pt").keys()
-print(json.dumps([name for name in names if "layers.1.mlp.gate_proj" not in name]))' "$NEW/model.safetensors")
+print(json.dumps([name for name in names if "layers.1." not in name]))' "$NEW/model.safetensors")
 {POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"'"$NEW/model.safetensors"'": '"$NAMES"'}}}}}}'"""
 SEND_ABSENT = f"""{POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"absent.safetensors": ["a"]}}}}}}'"""
 HEALTH = "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health"
@@ -205,7 +206,7 @@ TEXTS: tuple[Text, ...] = (
         "memory that nobody wrote is computed with. The log has a warning with the class of a layer at most, and so has a good update.",
         serve=TRANSFER,
         arguments=TRANSFER_ARGUMENTS,
-        by_hand=(PAUSE, START_UPDATE, SEND_BUT_A_PART, FINISH_UPDATE, RESUME, f"{WEIGHT_INFO}   # 2"),
+        by_hand=(PAUSE, START_UPDATE, SEND_BUT_A_LAYER, FINISH_UPDATE, RESUME, f"{WEIGHT_INFO}   # 2"),
     ),
     Text(
         pattern=r"update_with_refused_chunk",
