@@ -177,7 +177,11 @@ ROWS: dict[str, Row] = {
         "a way to roll out: `rollout.reload_in_place(reset_prefix_cache=False)`",
     ),
     "U04": Row("an update of an engine that sleeps", "open", "no"),
-    "U05": Row("a LoRA adapter of another rank or width", "500 (measured)", "no"),
+    "U05": Row(
+        "a LoRA adapter of another rank or width",
+        "500; one of another width, in place, spoils the one that was served (measured)",
+        "no",
+    ),
     "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no"),
     "U07": Row(
         "a LoRA adapter loaded again under its name",
