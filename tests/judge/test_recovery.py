@@ -112,10 +112,13 @@ def test_an_answer_that_is_the_same_wherever_they_ended_stays() -> None:
     assert found.verdict is Verdict.BROKEN
     assert "the answer is the same wherever they ended" in found.because
     assert found.candidate == 7
+    (at_best,) = judge_recoveries({"a": OLD}, {"a": (*SLOWER, 60.0, 70.0)})
+    assert found.p_slower == at_best.p_slower, "the weaker of the two"
+    assert "watched" not in at_best.because
     (found,) = judge_recoveries({"a": OLD * 4}, {"a": OLD * 4}, candidate_beyond={"a": (31.0,)})
     assert found.verdict is Verdict.HELD, found.because
-    assert found.ratio is not None
-    assert found.ratio >= 1.0  # the one that speaks against the candidate
+    (at_worst,) = judge_recoveries({"a": OLD * 4}, {"a": (*OLD * 4, math.inf)})
+    assert found.p_not_slower == at_worst.p_not_slower, "the weaker of the two"
 
 
 def test_a_scenario_in_which_no_recovery_was_seen_to_its_end_counts() -> None:
@@ -123,6 +126,8 @@ def test_a_scenario_in_which_no_recovery_was_seen_to_its_end_counts() -> None:
     found = judge_recoveries({**others, "a": OLD}, others, candidate_beyond={"a": (1.0,) * 5})
     assert found[0].verdict is Verdict.HELD, found[0].because
     assert [each.verdict for each in found if each.name == "a"] == [Verdict.UNKNOWN], "alone it may be broken"
+    found = judge_recoveries({**others, "a": OLD}, {**others, "a": OLD}, candidate_beyond={"a": (1.0,) * 3})
+    assert "a" not in [each.name for each in found], "alone it may be held or not, but not broken"
     seen = judge_recoveries({**others, "a": OLD}, {**others, "a": OLD})
     assert "a" not in [each.name for each in seen if each.verdict is not Verdict.HELD]
 
