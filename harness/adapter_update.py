@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.checkpoint.adapter import ADAPTER
+from harness.checkpoint.adapter import ADAPTER, adapter_of
 from harness.engine.dev_api import PREFIX_CACHING, DevApi, Reply
 from harness.engine.engine import Engine, EngineIdentity
 from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
@@ -61,6 +61,19 @@ def require_adapters(identity: EngineIdentity) -> None:
     """
     if identity.kind == "reference":
         raise EnvironmentMissing("vllm", "the reference engine serves no LoRA adapters; vLLM does, also on a CPU")
+
+
+def require_own_adapters(*checkpoints: Path) -> None:
+    """Return if each checkpoint has an adapter of its own beside its weights.
+
+    Raises: EnvironmentMissing naming the one that has none, such as one that the settings put in place of another.
+    """
+    for checkpoint in checkpoints:
+        if adapter_of(checkpoint) is None:
+            raise EnvironmentMissing(
+                "models",
+                f'"{checkpoint.name}" has no LoRA adapter in "{ADAPTER}/", and it is adapters that are exchanged',
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ class Goldens:
             kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.is_file():
                 self._progress(f'measuring known-good answers of "{source.name}" on {self._identity.label} (once)')
-                forward = _forward_of(source, adapted=launch.serves_adapter)
+                forward = own_forward(source, adapted=launch.serves_adapter)
                 if forward is None:
                     self._progress(
                         f'"{source.name}" is no Llama, or too large: its answers are not cross-checked by our own forward pass'
@@ -128,7 +128,7 @@ def forward_pass_for(source: Path) -> Forward | None:
     return forward_logprobs if is_supported(source) else None
 
 
-def _forward_of(source: Path, *, adapted: bool) -> Forward | None:
+def own_forward(source: Path, *, adapted: bool) -> Forward | None:
     """Return our own forward pass; `adapted`: with the checkpoint's own adapter merged into it."""
     forward = forward_pass_for(source)
     if forward is None or not adapted:
@@ -151,7 +151,7 @@ def require_own_weights(pair: GoldenPair, old: Path, new: Path, *, adapted: bool
     bless itself. Nothing is checked where there is no forward pass.
     Raises: GoldenUnusable naming the golden and both distances.
     """
-    forward = _forward_of(old, adapted=adapted), _forward_of(new, adapted=adapted)
+    forward = own_forward(old, adapted=adapted), own_forward(new, adapted=adapted)
     if forward[0] is None or forward[1] is None:
         return
     passes = {source: run(source, pair.old.prompts) for source, run in zip((old, new), forward, strict=True) if run}

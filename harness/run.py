@@ -14,7 +14,7 @@ from typing import Any
 
 from harness import sweep, watchdog
 from harness.adapted import adapted
-from harness.adapter_update import adaptable, require_adapters
+from harness.adapter_update import adaptable, require_adapters, require_own_adapters
 from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
@@ -211,6 +211,8 @@ class Run:
         if scenario.sleeps:
             launch_base = sleepable(launch_base)
         old, new = scenario.old.build(default_cache()), scenario.new.build(default_cache())
+        if scenario.adapts:
+            require_own_adapters(old, new)
         goldens = self._goldens.pair(old, new, launch_base, deep_tokens=deep_tokens)
         golden_s = seconds_between(begun, now_ns())
         known = load_expectations(self.expectations, self.identity.label).get(scenario.name)

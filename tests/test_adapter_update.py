@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness import adapter_update
-from harness.adapter_update import TRIAL_NAME, AdapterUpdate, adaptable, require_adapters
+from harness import Scenario, adapter_update, claims, faults, goldens, load, models
+from harness.adapter_update import TRIAL_NAME, AdapterUpdate, adaptable, require_adapters, require_own_adapters
+from harness.checkpoint.adapter import ADAPTER
+from harness.checkpoint.lora import merged
 from harness.engine.dev_api import Reply
 from harness.engine.engine import EngineIdentity
 from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
+from harness.engine.reference.check import forward_logprobs
 from harness.engine.rollout import Adapter, Rollout, restart, update_adapter
 from harness.errors import EnvironmentMissing, ScenarioInvalid
-from harness.guards.canary import Answer, Golden, GoldenPair
+from harness.guards.canary import Answer, Golden, GoldenPair, largest_difference
 from harness.judge.detection import detection
 from harness.judge.moments import Layer
 from harness.observe.history import EventKind, Recorder
@@ -220,3 +224,41 @@ def test_the_reference_engine_serves_no_adapters() -> None:
     require_adapters(identity)
     with pytest.raises(EnvironmentMissing, match="reference engine serves no LoRA adapters"):
         require_adapters(EngineIdentity(kind="reference", name="reference", version="1", build="b", hardware="h"))
+
+
+def test_a_checkpoint_without_an_adapter_is_not_one_to_exchange_adapters_of(tmp_path: Path) -> None:
+    adapted = models.adapted_llama(seed=1).build(tmp_path)
+    plain = models.tiny_llama(seed=1).build(tmp_path)
+    require_own_adapters(adapted, adapted)
+    with pytest.raises(EnvironmentMissing, match="has no LoRA adapter"):
+        require_own_adapters(adapted, plain)
+
+
+def test_the_second_opinion_on_an_adapter_is_that_of_the_merged_checkpoint(tmp_path: Path) -> None:
+    sources = [models.adapted_llama(seed=1, adapter=seed).build(tmp_path) for seed in (1, 2)]
+    passes = [goldens.own_forward(source, adapted=True) for source in sources]
+    bare = goldens.own_forward(sources[0], adapted=False)
+    assert bare is not None
+    answers = [forward(source, PROMPTS) for forward, source in zip(passes, sources, strict=True) if forward]
+    answers.append(bare(sources[0], PROMPTS))
+    whole = merged(tmp_path / "whole", sources[0], sources[0] / ADAPTER)
+    assert largest_difference(answers[0], forward_logprobs(whole, PROMPTS)) == 0
+    assert all(largest_difference(one, other) > 0.1 for one, other in combinations(answers, 2))
+
+
+def test_a_fault_of_an_adapter_needs_a_rollout_of_adapters() -> None:
+    def scenario(rollout: Rollout) -> Scenario:
+        return Scenario(
+            name="some",
+            old=models.adapted_llama(adapter=1),
+            new=models.adapted_llama(adapter=2),
+            faults=(faults.adapter_prefix(),),
+            load=load.steady(rate_rps=1.0, canary_ratio=0.5),
+            rollout=rollout,
+            unguarded=(claims.layer_as_expected(),),
+            guarded=(claims.layer_as_expected(),),
+        )
+
+    assert scenario(update_adapter()).adapts
+    with pytest.raises(ScenarioInvalid, match="rollout must be update_adapter"):
+        scenario(restart())
