@@ -22,7 +22,7 @@ CASE = re.compile(r'name="([\w.-]{1,200})\[(guarded|unguarded)\]" time="([\d.]{1
 WHOLE = re.compile(r'<property name="whole_s" value="([\d.]{1,12})"')
 JUNIT_CHARACTERS_MAX = 4_000_000
 RUNS_MAX = 200  # of which the newest are read
-SUPPLIED = ("old", "a rollout")  # by every scenario
+SUPPLIED = ("old", "a rollout", "a rollout of adapters, `rollout.update_adapter()`")  # by every scenario
 RUNS = ("*/junit.xml", "qualifications/*/*/*/junit.xml")  # below the results
 GUARDED_ON = "guarded on "
 
@@ -104,8 +104,10 @@ def _scenario(each: Collected, times: dict[str, Took]) -> Iterator[str]:
     tiers = [tier for tier in TIERS if tier in each.markers]
     marked = f" ({', '.join(tiers)})" if tiers else ""
     yield f"  {each.scenario.name}: {', '.join(names) or 'no fault'}{marked}"
-    if needs := _needs([name for name in names if name in CATALOGUE], known=SUPPLIED):
-        yield f"    needs {needs}"
+    needs = [_needs([name for name in names if name in CATALOGUE], known=SUPPLIED)]
+    needs += ["vLLM, which serves adapters"] if each.scenario.adapts else []
+    if any(needs):
+        yield f"    needs {'; '.join(filter(None, needs))}"
     if times:
         yield "    took " + ", ".join(f"{took} {how}" for how, took in sorted(times.items()))
 

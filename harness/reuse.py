@@ -25,7 +25,7 @@ CALL_LIMIT_S = 60.0
 def can_share(ground: Ground) -> bool:
     """Say whether a scenario's engine may read where other scenarios publish."""
     scenario = ground.scenario
-    if scenario.adapts:  # an adapter that was loaded at runtime is not trusted to be gone
+    if scenario.adapts:  # where an adapter was loaded from before decides what is stale in the prefix cache
         return False
     return scenario.reloads and not any(isinstance(fault, PublishFault) for fault in scenario.faults)
 

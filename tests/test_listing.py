@@ -79,6 +79,13 @@ def test_every_fault_and_scenario_is_listed_with_what_it_needs(results: Path, tm
     assert "    took 5 s under load guarded on reference-1.0, 70 s under load guarded on v-1" in lines
 
 
+def test_scenarios_that_exchange_adapters_say_that_they_need_an_engine_that_has_them(results: Path) -> None:
+    lines = list(listing([Path(__file__).parents[1] / "scenarios" / "test_adapters.py"], results))
+    own = [line for line in lines if line.startswith("  adapter_of_unknown_names:")]
+    assert own == ["  adapter_of_unknown_names: adapter_prefix (nightly)"]
+    assert lines[lines.index(own[0]) + 1] == "    needs vLLM, which serves adapters"
+
+
 def test_the_command_lists_faults_where_there_are_no_scenarios(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
