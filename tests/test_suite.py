@@ -111,8 +111,8 @@ def test_what_qualification_requires_covers_every_fault_family_and_every_guard()
     }
     assert noticed >= {"preflight", "startup", "canary", "harmless"}
     files = {each.file.name for each in found if QUALIFICATION in each.markers}
-    # A reload stands for updates, and a GPU is not required.
-    nightly_alone = {"test_weight_updates.py", "test_device_memory.py"}
+    # A reload stands for other updates, and a GPU is not required.
+    nightly_alone = {"test_weight_updates.py", "test_adapters.py", "test_device_memory.py"}
     assert files == {each.file.name for each in found} - nightly_alone, "each file of scenarios is a family"
     assert 20 <= len(required) <= 32, "about 40 minutes a side in containers"
 
