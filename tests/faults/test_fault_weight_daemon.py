@@ -109,6 +109,8 @@ def test_a_filled_daemon_is_proved_and_ends_with_its_sockets(host: Host, surroun
         assert "holds 4,096 bytes" in struck.injected.because
         assert struck.injected.before["old"]["layout"] == struck.injected.before["new"]["layout"]
         assert not struck.undone().proved, "it runs"
+        shutil.rmtree(host.scratch.parent / "w")
+        assert not struck.undone().proved, "it runs, though nobody can reach it"
     finally:
         struck.finish(limit_s=0)
 
