@@ -32,6 +32,10 @@ class Hosting(Protocol):
     def scratch(self) -> Path:
         """Return the directory it runs in, which goes with it; other engines of its run have theirs beside."""
 
+    @property
+    def serve_arguments(self) -> tuple[str, ...]:
+        """Return what follows `vllm serve` in its own command: the model, then options."""
+
     def run_beside(self, *arguments: str, directory: Path, log_path: Path) -> Beside:
         """Run `vllm ARGUMENTS` in a directory, with this engine's interpreter and environment, as no part of it.
 

@@ -119,6 +119,12 @@ class ProcessEngine:
         """Return the directory it runs in, which goes with it."""
         return self._scratch
 
+    @property
+    def serve_arguments(self) -> tuple[str, ...]:
+        """Return what follows `vllm serve` in its own command; empty for an engine that is no vLLM."""
+        command = self._spawned[0]
+        return command[command.index(SERVE) + 1 :] if SERVE in command else ()
+
     def run_beside(self, *arguments: str, directory: Path, log_path: Path) -> Beside:
         """Run another command of the same vLLM in `directory`, which is also its temporary one; it outlives this engine.
 

@@ -14,10 +14,11 @@ import re
 import shutil
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -46,6 +47,7 @@ ENGINE_ARGUMENTS = (
     "--model-loader-extra-config",
     f'{{"socket_dir": "../{SOCKETS}"}}',
 )
+ALSO_IN_KEY = ("--dtype", "--tensor-parallel-size", "--pipeline-parallel-size", "--quantization")
 _LENGTH = struct.Struct("!Q")
 _SENT = re.compile(r"Weight cache \w+ daemon rank \d+ sent (\d+) tensors")
 
@@ -95,7 +97,8 @@ class StaleWeightDaemon:
 
         surroundings.undos.append(end)
         try:
-            daemon = engine.run_beside(*preload_arguments(surroundings.live), directory=sockets, log_path=log)
+            arguments = preload_arguments(surroundings.live, engine.serve_arguments)
+            daemon = engine.run_beside(*arguments, directory=sockets, log_path=log)
             # It binds its socket when the weights are in place, and answers nothing before.
             daemon.poll_until(
                 lambda: held_bytes(sockets), what="the weight cache daemon answers", limit_s=READY_LIMIT_S
@@ -165,9 +168,16 @@ class Served:
         """Return: the strike ends the daemon."""
 
 
-def preload_arguments(model: Path) -> tuple[str, ...]:
-    """Return the command after `vllm` that fills a daemon from a checkpoint; its sockets lie where it runs."""
-    return ("preload", "--model", str(model), "--weight-cache-socket-dir", ".")
+def preload_arguments(model: Path, serve_arguments: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command after `vllm` that fills a daemon from a checkpoint; its sockets lie where it runs.
+
+    What else the daemon tells checkpoints apart by is taken from the line of an engine.
+    """
+    kept: list[str] = []
+    for flag, value in pairwise(serve_arguments):
+        if flag in ALSO_IN_KEY:
+            kept += (flag, value)
+    return ("preload", "--model", str(model), "--weight-cache-socket-dir", ".", *kept)
 
 
 def layout_key(path: Path) -> str:

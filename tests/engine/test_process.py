@@ -42,7 +42,7 @@ if arguments[:2] == ["-I", "-c"]:
     sys.exit()
 if arguments[0] != "-m":
     os.execv(real, [real, *arguments])
-print("arguments", json.dumps(arguments), "key", os.environ["VLLM_API_KEY"], "path", os.environ["PYTHONPATH"], flush=True)
+print("arguments", json.dumps(arguments), "key", os.environ.get("VLLM_API_KEY"), "path", os.environ["PYTHONPATH"], flush=True)
 print("choices", json.dumps({{name: os.environ.get(name) for name in {choices}}}), "end", flush=True)
 if mode == "refuse":
     print("(EngineCore pid=1) ERROR 11-30 02:00:39 [core.py:1] EngineCore failed to start.")
@@ -310,6 +310,29 @@ def test_engine_outlives_the_thread_that_asked_for_it(starter: ProcessStarter, t
     (engine,) = started
     assert probe_health(engine.endpoint, limit_s=LIMIT_S) == HEALTHY
     assert engine.exit_code() is None
+
+
+def test_a_command_beside_it_outlives_the_engine_and_is_the_runs(starter: ProcessStarter, tmp_path: Path) -> None:
+    engine = starter.start(launch_with(tmp_path), incarnation="one")
+    engine.wait_ready(LIMIT_S)
+    directory, log = tmp_path / "beside", tmp_path / "beside.log"
+    directory.mkdir()
+    beside = engine.run_beside("preload", "--port", "0", directory=directory, log_path=log)
+    try:
+        said = beside.poll_until(
+            lambda: log.read_text() if "choices" in log.read_text() else None, what="it runs", limit_s=LIMIT_S
+        )
+        assert '["-m", "vllm.entrypoints.cli.main", "preload", "--port", "0"] key None' in said
+        process = psutil.Process(beside.pid)
+        assert process.cwd() == process.environ()["TMPDIR"] == str(directory)
+        assert process.environ()[LABEL_VARIABLE] == psutil.Process(engine.pid).environ()[LABEL_VARIABLE]
+        assert str(beside.pid) not in engine.parts()
+        engine.stop()
+        assert beside.is_running()
+        assert engine.serve_arguments[1:3] == ("--host", "127.0.0.1")
+    finally:
+        beside.end(limit_s=10.0)
+    assert not beside.is_running()
 
 
 def test_engine_dies_with_the_harness(tmp_path: Path) -> None:

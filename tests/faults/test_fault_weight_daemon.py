@@ -55,6 +55,7 @@ class Host:
     code: str = DAEMON
     environment: dict[str, str] = field(default_factory=dict)
     incarnation: str = "old-1"
+    serve_arguments: tuple[str, ...] = ("live", "--port", "1", "--dtype", "auto", "--tensor-parallel-size", "2")
     asked: tuple[str, ...] = ()
     beside: Beside | None = None
 
@@ -104,7 +105,8 @@ def test_a_filled_daemon_is_proved_and_ends_with_its_sockets(host: Host, surroun
     struck = strike(host, surroundings)
     try:
         assert isinstance(host, Hosting)
-        assert host.asked == ("preload", "--model", str(surroundings.live), "--weight-cache-socket-dir", ".")
+        assert host.asked[:5] == ("preload", "--model", str(surroundings.live), "--weight-cache-socket-dir", ".")
+        assert host.asked[5:] == ("--dtype", "auto", "--tensor-parallel-size", "2"), "as the engines, and no more"
         assert struck.injected.proved, struck.injected.because
         assert "holds 4,096 bytes" in struck.injected.because
         assert struck.injected.before["old"]["layout"] == struck.injected.before["new"]["layout"]
