@@ -260,7 +260,7 @@ def test_harmless_change_raises_no_alarm(tmp_path: Path) -> None:
         UNSEEN,
         claims=(
             claims.layer_as_expected(),
-            claims.detected_by("preflight"),
+            claims.detected_by("harmless"),
             claims.detected_within(limit_s=1.0),
             claims.exposed_at_most(0),
             claims.answered_ok(ratio_min=1.0),

@@ -111,6 +111,23 @@ def test_a_comparison_must_be_of_the_build_whose_runs_were_given(
         qualify(asked, lambda _: None)
 
 
+def test_a_comparison_is_about_no_side_of_two_builds(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image was built anew since the runs that were given: the comparison is of one of both alone."""
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", Absent)
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
+    edit_arms(tmp_path / "compared", only="old", engine="reference-1.0")
+    edit_arms(tmp_path / "compared", only="new", engine="reference-2.0", build="b2")
+    store_guarded(tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "engine_build": "b2"}))
+    asked = request(suite, comparison=tmp_path / "compared", scenarios_runs=(tmp_path / "run",), profile="nightly")
+    assert qualify(replace(asked, required=("latency",)), lambda _: None).verdict is Verdict.HELD
+    with pytest.raises(UsageError, match=r'is of build "b2", the candidate is of "b2", "python'):
+        qualify(replace(asked, required=("detection", "latency")), lambda _: None)
+
+
 @pytest.mark.parametrize("name", ["model", "flags", "hardware", "driver", "load"])
 def test_a_comparison_of_more_than_the_engines_is_refused(suite: Path, tmp_path: Path, name: str) -> None:
     store_comparison(tmp_path / "compared", factor=1.0, pairs=16)
