@@ -109,6 +109,10 @@ def test_a_finding_that_came_back_is_open_and_names_who_had_it_right(tmp_path: P
         ("reload_of_half_a_file", Layer.STARTUP, "the engine refused the reload: 500; it went on serving", False),
         ("reload_of_good_checkpoint", Layer.HARMLESS, "5 of 5; gave 9 of 11 parameters the digest of no bytes", True),
         ("reload_without_prefix_cache_reset", Layer.CANARY, SILENT, True),
+        ("adapter_of_wider_base", Layer.STARTUP, f"the engine refused the adapter: 500; then: {SILENT}", True),
+        ("adapter_of_higher_rank", Layer.STARTUP, "the engine refused the adapter: 500; it went on serving", False),
+        ("adapter_of_unknown_names", Layer.CANARY, SILENT, True),
+        ("adapter_replaced_and_not_refreshed", Layer.CANARY, "a canary was answered by: old", False),
         ("port_held_by_the_old_server", Layer.CLIENT, "a request failed: refused", False),
         ("reload_of_good_checkpoint", Layer.HARMLESS, "5 of 5", False),
         ("token_beyond_rows_on_restart", Layer.FIRST_REQUEST, "the engine died", True),
@@ -119,6 +123,25 @@ def test_a_finding_that_came_back_is_open_and_names_who_had_it_right(tmp_path: P
 def test_what_counts_as_a_finding(tmp_path: Path, scenario: str, layer: Layer, seen: str, is_shown: bool) -> None:
     page = as_findings(releases(tmp_path, v0_32_0={scenario: (layer, seen)}), {})
     assert ("finding-1" in page) is is_shown, page
+
+
+@pytest.mark.parametrize(
+    ("scenario", "seen", "title"),
+    [
+        ("adapter_of_wider_base", f"the engine refused the adapter: 500; then: {SILENT}", "has spoilt the one that"),
+        ("adapter_of_unknown_names", f"{SILENT} (the base model answers under its name)", "whose names match nothing"),
+        (
+            "adapter_replaced_in_place",
+            f"{SILENT} (...: the KV cache is stale, reset it)",
+            "from keys and values of the one",
+        ),
+        ("adapter_replaced_and_not_refreshed", "a canary was answered by: old", "until somebody loads it again"),
+    ],
+)
+def test_each_thing_that_goes_wrong_with_an_adapter_has_its_own_text(scenario: str, seen: str, title: str) -> None:
+    text = text_for(scenario, seen)
+    assert text is not None
+    assert title in text.title
 
 
 def test_what_no_engine_can_see_is_no_finding_but_is_said(tmp_path: Path) -> None:
