@@ -54,7 +54,7 @@ def starts_of_baseline(
     """Return at which layers the baseline was seen to notice each fault; its starts are made only where that was asked for."""
     side = gathering.request.baseline
     recorded = dict(side.recorded)
-    if gathering.labels[BASELINE] is None and side.settings is not None:
+    if gathering.labels[BASELINE] is None:
         why = gathering.ask(BASELINE)
         if why:
             gathering.note(f"the baseline cannot be asked who it is: {why}")

@@ -191,3 +191,17 @@ def test_a_start_of_the_baseline_that_failed_is_noted(suite: Path, monkeypatch: 
     found = qualify(request(suite, candidate=candidate, required=(DETECTION,), start_baseline=True), lambda _: None)
     assert "a start of the baseline on missing is not recorded: it hung" in found.notes
     assert part(found, DETECTION).findings[0].verdict is Verdict.UNKNOWN
+
+
+def test_a_baseline_is_asked_who_it_is_for_what_is_recorded_of_it(suite: Path) -> None:
+    """An image has no label before it is asked; one that cannot be asked is noted."""
+    record("1.0", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 3)
+    candidate = parse_side("reference-2.0", Settings(), EXPECTATIONS)
+    unnamed = replace(side("1.0"), label=None)
+    wanted = request(suite, candidate=candidate, baseline=unnamed, required=(DETECTION,), may_run=False)
+    assert qualify(wanted, lambda _: None).verdict is Verdict.HELD
+    absent = parse_side("acme/never-built:9", Settings(), EXPECTATIONS)
+    found = qualify(replace(wanted, baseline=absent), lambda _: None)
+    assert found.verdict is Verdict.UNKNOWN
+    assert [note for note in found.notes if note.startswith("the baseline cannot be asked who it is: docker")]
