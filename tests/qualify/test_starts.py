@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.errors import UsageError
-from harness.judge.expectations import record_start
+from harness.judge.expectations import Start, record_start
 from harness.judge.moments import Layer
 from harness.judge.qualification import DETECTION
 from harness.judge.verdict import Verdict
@@ -205,3 +205,17 @@ def test_a_baseline_is_asked_who_it_is_for_what_is_recorded_of_it(suite: Path) -
     found = qualify(replace(wanted, baseline=absent), lambda _: None)
     assert found.verdict is Verdict.UNKNOWN
     assert [note for note in found.notes if note.startswith("the baseline cannot be asked who it is: docker")]
+
+
+def test_what_runs_of_the_baseline_saw_without_guards_counts(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_guarded(Path("out/baseline/one"))
+    file = Path("out/baseline/one/run.json")
+    file.write_text(file.read_text().replace("reference-2.0", "reference-1.0"))
+    record("2.0", *[Layer.STARTUP] * 3)
+    seen = [
+        Start(scenario="missing", run=f"one/{number}", layer=Layer.STARTUP, seen="it said so") for number in range(3)
+    ]
+    monkeypatch.setattr("harness.qualify.starts.acceptable_starts", lambda _: seen)
+    candidate = parse_side("reference-2.0", Settings(), EXPECTATIONS)
+    found = qualify(request(suite, candidate=candidate, required=(DETECTION,), may_run=False), lambda _: None)
+    assert found.verdict is Verdict.HELD, found.because
