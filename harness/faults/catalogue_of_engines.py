@@ -156,7 +156,7 @@ OF_ENGINES: dict[str, Entry] = {
         what="The engine is launched to speculate with a draft model whose vocabulary is not its target's.",
         by_hand='`vllm serve MODEL --speculative-config \'{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 2}\'`',
         reports=("vllm-project/vllm#5203", "vllm-project/vllm#45669"),
-        needs=("vLLM",),
+        needs=("an engine that speculates with a draft model: vLLM",),
         cost="a small model beside the checkpoint",
     ),
     "missing_compiler": Entry(
