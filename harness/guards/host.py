@@ -20,6 +20,7 @@ DEFAULT_PORT = 8000
 SHARED_MEMORY = Path("/dev/shm")
 QUEUE_BYTES = 240 * 1024**2  # the larger of the two queues of a worker: ten chunks of 24 MiB
 CHUNKS = 10
+SOCKET_PATH_BYTES_MAX = 107  # of Linux, for a Unix socket
 CHUNK_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
 ELSEWHERE = "run this on the host, and as the user, that the engine will have"
 
@@ -67,8 +68,13 @@ def _port(launch: Launch) -> Iterator[PreflightFinding]:
 
 
 def _socket_file(path: Path) -> Iterator[PreflightFinding]:
-    if path.exists():
+    if os.path.lexists(path):
         yield _finding("L05", f'--uds "{shortened(path)}" exists', "a path that is free", "stop the old engine first")
+        return
+    size_bytes = len(os.fsencode(path))
+    if size_bytes > SOCKET_PATH_BYTES_MAX:
+        seen = f'--uds "{shortened(path)}": its path has {size_bytes} bytes'
+        yield _finding("M07", seen, f"at most {SOCKET_PATH_BYTES_MAX} bytes", "give a shorter path")
         return
     # Root passes every check of permissions, also where the kernel lets nobody make a file: only making one tells.
     trial = path.parent / f".{os.getpid():x}"
@@ -107,17 +113,25 @@ def _shared_memory(launch: Launch, variables: Mapping[str, str], mounted: Path) 
 def _cache(launch: Launch, variables: Mapping[str, str]) -> Iterator[PreflightFinding]:
     base = variables.get("XDG_CACHE_HOME") or f"{variables.get('HOME') or '~'}/.cache"
     root = Path(os.path.expanduser(variables.get("VLLM_CACHE_ROOT") or f"{base}/vllm"))
-    there = next((path for path in (root, *root.parents) if path.exists()), Path("/"))
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+    there = next((path for path in (root, *root.parents) if _is_taken(path)), Path("/"))
+    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
         return
     yield PreflightFinding(
         id="K04",
         severity=Severity.RISK if launch.flags.get("--enforce-eager") else Severity.REFUSES,
-        seen=f'"{there}" ' + ("cannot be written by this user" if there.is_dir() else "is no directory"),
+        seen=f'"{there}" ' + ("cannot be written by this user" if os.path.isdir(there) else "is no directory"),
         expected=f'a cache directory that can be written: "{root}"',
         where="VLLM_CACHE_ROOT",
         remedy=f"set VLLM_CACHE_ROOT to such a directory, or mount one; {ELSEWHERE}",
     )
+
+
+def _is_taken(path: Path) -> bool:
+    """Say whether something is there, or nothing ever can be: a name too long, or one below a closed directory."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _finding(fault_id: str, seen: str, expected: str, remedy: str) -> PreflightFinding:

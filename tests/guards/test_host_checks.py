@@ -86,6 +86,22 @@ def test_a_socket_file_instead_of_a_port(tmp_path: Path, listener: socket.socket
     assert [path.name for path in tmp_path.iterdir()] == ["engine.sock"], "nothing that was tried is left"
 
 
+def test_a_socket_path_that_names_nothing_yet_and_cannot_be_bound(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    assert seen("--uds", str(tmp_path / "link")) == {("L05", REFUSES)}, "bind follows no link"
+    longest = str(tmp_path / "s").ljust(107, "s")
+    assert seen("--uds", longest) == set()
+    (finding,) = host("--uds", f"{longest}s")
+    assert "its path has 108 bytes" in finding.seen
+    assert "at most 107" in finding.expected
+    assert seen("--uds", "/" + "s" * 300) == {("M07", REFUSES)}, "longer than any name of a file"
+
+
+def test_a_cache_of_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    environment = {**ENOUGH_CACHE, "VLLM_CACHE_ROOT": str(tmp_path / ("c" * 300))}
+    assert seen("--port", "0", environment=environment) == {("K04", REFUSES)}
+
+
 def test_a_socket_where_the_kernel_lets_nobody_make_one() -> None:
     """Root passes every check of permissions there, and is refused all the same."""
     (finding,) = host("--uds", "/sys/engine.sock")
