@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harness.checkpoint.adapter import ADAPTER, adapter_of
+from harness.clock import now_ns
 from harness.engine.dev_api import PREFIX_CACHING, DevApi, Reply
 from harness.engine.engine import Engine, EngineIdentity
 from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
 from harness.engine.rollout import Adapter, Rollout
-from harness.errors import EnvironmentMissing
+from harness.errors import EnvironmentMissing, HarnessError
 from harness.guards.canary import Answer, LogprobRows, largest_difference
 from harness.guards.canary_pass import ask
 from harness.guards.engine_api import EngineApi
@@ -94,16 +95,25 @@ class AdapterUpdate:
     engine: Engine
     rollout: Rollout
     live: Path  # what the engine was started on
-    _base: LogprobRows = field(default=(), init=False)  # what the base answered before
+    _base: LogprobRows | None = field(default=None, init=False)  # what the base answered before; None: nobody knows
 
     def passes_trial(self) -> bool:
         """Load the adapter under a name that no user asks for, and say whether it may be loaded under its own.
 
-        Not when it answers otherwise than it should. One that the engine refuses may: it will refuse it again.
+        Not when it answers otherwise than it should, or moves the base's answers, or is refused: vLLM 0.32.0 spoils the
+        adapter that serves when one that does not fit is loaded in its place. After a refusal the one that serves is
+        asked; an engine that answers wrongly then is stopped.
+        Raises: HarnessError as `carry_out`.
         """
         api = self._dev_api()
-        if not _load(api, TRIAL_NAME, self._path(_models(api))).is_ok:
-            return True
+        self._base = self._base_before()
+        listed, begun_ns = _models(api), now_ns()
+        reply = _load(api, TRIAL_NAME, self._path(listed)) if listed.is_ok else listed
+        if not reply.is_ok:
+            self._record_refusal(reply, begun_ns)
+            if not self.is_right(Answer.OLD):
+                self.service.stop(self.engine, how="refused by the canary gate")
+            return False
         seen = self._seen(TRIAL_NAME)
         _unload(api, TRIAL_NAME)
         is_right = seen.answer == Answer.NEW
@@ -114,16 +124,21 @@ class AdapterUpdate:
     def carry_out(self, api: DevApi) -> Changed:
         """Make the calls of the rollout; the first that is refused is the last.
 
-        What the base answers is asked first. Without a call to make, the engine's models are listed.
+        What the base answers is asked first, unless a trial did. Without a call to make, or when the engine does not list
+        its models, that list is the only call.
+        Raises: HarnessError when the list does not tell where the engine's model is.
         """
-        self._base = self._ask(SERVED_MODEL_NAME)
+        if self._base is None:
+            self._base = self._base_before()
         listed = _models(api)
         calls: list[Reply] = []
         how = self.rollout.adapter
-        if how is Adapter.UNLOADED:
-            calls.append(_unload(api, ADAPTER_NAME))
-        if how is not Adapter.UNTOLD and all(reply.is_ok for reply in calls):
-            calls.append(_load(api, ADAPTER_NAME, self._path(listed), in_place=how is Adapter.IN_PLACE))
+        if listed.is_ok and how is not Adapter.UNTOLD:
+            path = self._path(listed)
+            if how is Adapter.UNLOADED:
+                calls.append(_unload(api, ADAPTER_NAME))
+            if all(reply.is_ok for reply in calls):
+                calls.append(_load(api, ADAPTER_NAME, path, in_place=how is Adapter.IN_PLACE))
         if not calls:
             calls.append(listed)
         told = {"adapter": str(how), "from_new_path": self.rollout.from_new_path, "listed": _names(_models(api))}
@@ -141,12 +156,12 @@ class AdapterUpdate:
         try:
             rows, base = self._ask(model), self._ask(SERVED_MODEL_NAME)
         except (OSError, ValueError) as failure:
-            return _Seen(answer=f"no answer ({type(failure).__name__}: {failure}"[:211] + ")")
+            return _Seen(answer=_no_answer(failure))
         compared = goldens.compare(rows)
         answer, because = str(compared.answer), ""
         if compared.answer is Answer.NEITHER and largest_difference(rows, base) <= goldens.tolerance:
             because = "the base model answers under its name"
-        moved = largest_difference(base, self._base) if self._base else 0.0
+        moved = 0.0 if self._base is None else largest_difference(base, self._base)
         if moved > goldens.tolerance:
             answer, because = str(Answer.NEITHER), f"the base model's own answers moved by {moved:.3g}"
         return _Seen(
@@ -154,6 +169,40 @@ class AdapterUpdate:
             because=because,
             difference_old=compared.difference_old,
             difference_new=compared.difference_new,
+        )
+
+    def _base_before(self) -> LogprobRows | None:
+        """Return what the base answers now; None, and a record of it, when it gives no answer."""
+        try:
+            return self._ask(SERVED_MODEL_NAME)
+        except (OSError, ValueError) as failure:
+            seen = _Seen(answer=_no_answer(failure))
+            self._record(seen, incarnation=self.engine.incarnation, when="of the base before the update")
+            return None
+
+    def _record_refusal(self, reply: Reply, begun_ns: int) -> None:
+        """Record a trial that the engine refused as what it is: an update that failed before users met it."""
+        recorder = self.service.ground.recorder
+        about: dict[str, Any] = {"incarnation": self.engine.incarnation, "how": self.rollout.how}
+        recorder.event(
+            "operator",
+            EventKind.RELOAD_STARTED,
+            expects=Answer.NEW,
+            resets_prefix_cache=False,
+            pause=self.rollout.pause,
+            **about,
+        )
+        recorder.event(
+            "operator",
+            EventKind.RELOAD_ENDED,
+            succeeded=False,
+            was_answered=reply.status != 0,
+            because=f"{reply.call} answered {reply.status or 'nothing'}: {reply.said}",
+            calls=[reply.as_json()],
+            call_ns=[begun_ns, now_ns()],
+            weights={},
+            update={"adapter": str(self.rollout.adapter), "loaded_as": TRIAL_NAME},
+            **about,
         )
 
     def _record(self, seen: _Seen, *, incarnation: str, when: str) -> None:
@@ -174,10 +223,20 @@ class AdapterUpdate:
     def _path(self, listed: Reply) -> str:
         """Return where the engine finds the adapter that was published, as it sees it."""
         roots = {card.get("id"): card.get("root") for card in _cards(listed)}
-        started_on = PurePosixPath(str(roots.get(SERVED_MODEL_NAME)))
+        root = roots.get(SERVED_MODEL_NAME)
+        if not isinstance(root, str):
+            raise HarnessError(
+                f'`/v1/models` tells no "root" of "{SERVED_MODEL_NAME}", so where the engine finds adapters is not known: '
+                f"{listed.said}"
+            )
+        started_on = PurePosixPath(root)
         if self.rollout.from_new_path and self.live.is_symlink():
             started_on = started_on.parent / os.readlink(self.live)
         return str(started_on / ADAPTER)
+
+
+def _no_answer(failure: Exception) -> str:
+    return f"no answer ({type(failure).__name__}: {failure}"[:211] + ")"
 
 
 def _load(api: DevApi, name: str, path: str, *, in_place: bool = False) -> Reply:

@@ -350,7 +350,7 @@ class Operations:
         if rollout.how is How.ADAPTER:
             adapter = AdapterUpdate(service=self.service, engine=engine, rollout=rollout, live=self.live)
             if gated and not adapter.passes_trial():
-                self._refused = "the canary gate refused the adapter under a trial name"
+                self._refused = "the canary gate refused the adapter, loaded under a trial name"
                 return False
             in_place = replace(in_place, change=adapter.carry_out, look=adapter.is_right)
         self._refused = in_place.roll(engine, is_gated=gated)

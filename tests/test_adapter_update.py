@@ -20,9 +20,9 @@ from harness.engine.engine import EngineIdentity
 from harness.engine.launch import ADAPTER_NAME, SERVED_MODEL_NAME, Launch
 from harness.engine.reference.check import forward_logprobs
 from harness.engine.rollout import Adapter, Rollout, restart, update_adapter
-from harness.errors import EnvironmentMissing, ScenarioInvalid
+from harness.errors import EnvironmentMissing, HarnessError, ScenarioInvalid
 from harness.guards.canary import Answer, Golden, GoldenPair, largest_difference
-from harness.judge.detection import detection
+from harness.judge.detection import Detection, detection
 from harness.judge.moments import Layer
 from harness.observe.history import EventKind, Recorder
 
@@ -57,12 +57,15 @@ class Engine:
     status: int = 200
     names: dict[str, str] = field(default_factory=lambda: {SERVED_MODEL_NAME: "base", ADAPTER_NAME: "old"})
     base_afterwards: str = "base"
+    spoils: bool = False  # a refused adapter makes the one that serves answer otherwise
+    root: str | None = "/checkpoints/live"
+    listing_status: int = 200
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, name: str = "") -> Reply:
         if name == "models":
-            cards = [{"id": each, "root": "/checkpoints/live"} for each in self.names]
-            return Reply(call=name, status=200, took_s=0.0, said="", body={"data": cards})
+            cards = [{"id": each, "root": self.root} for each in self.names]
+            return Reply(call=name, status=self.listing_status, took_s=0.0, said="so it is", body={"data": cards})
         assert method == "POST"
         assert body is not None
         self.calls.append((path, dict(body)))
@@ -71,6 +74,8 @@ class Engine:
         elif self.status == 200:
             self.names[body["lora_name"]] = self.gives
             self.names[SERVED_MODEL_NAME] = self.base_afterwards
+        elif self.spoils:
+            self.names[ADAPTER_NAME] = "other"
         return Reply(call=name, status=self.status, took_s=0.0, said="so it is")
 
     def answer(self, model: str) -> Any:
@@ -103,7 +108,10 @@ def update(recorder: Recorder, rollout: Rollout) -> AdapterUpdate:
         api_key="k",
         deadline=SimpleNamespace(remaining_s=lambda: 60.0),
     )
-    service: Any = SimpleNamespace(ground=ground)
+    stopped: list[str] = []
+    service: Any = SimpleNamespace(
+        ground=ground, stopped=stopped, stop=lambda engine, *, how: stopped.append(engine.incarnation)
+    )
     at: Any = SimpleNamespace(endpoint="http://127.0.0.1:1", incarnation="old-1")
     return AdapterUpdate(service=service, engine=at, rollout=rollout, live=live)
 
@@ -183,22 +191,75 @@ def test_a_trial_loads_under_another_name_and_leaves_nothing(
     assert len(checks(recorder)) == (0 if passes else 1)
 
 
-def test_a_failed_trial_is_noticed_at_the_canary(recorder: Recorder, engine: Any) -> None:
-    adapter = update(recorder, update_adapter())
+def noticed_on_trial(recorder: Recorder, adapter: AdapterUpdate) -> Detection:
     recorder.event("runner", EventKind.ENGINE_STARTING, incarnation="old-1", expects=Answer.OLD, launch={})
     recorder.event("operator", EventKind.ROLLOUT_STARTED, how="adapter")
-    engine.gives = "base"
     assert not adapter.passes_trial()
-    seen = detection(recorder.snapshot())
+    return detection(recorder.snapshot())
+
+
+def test_a_failed_trial_is_noticed_at_the_canary(recorder: Recorder, engine: Any) -> None:
+    adapter = update(recorder, update_adapter())
+    engine.gives = "base"
+    seen = noticed_on_trial(recorder, adapter)
     assert seen.layer is Layer.CANARY
     assert "the base model answers under its name" in seen.because
 
 
-def test_what_the_engine_refuses_on_trial_it_will_refuse_again(recorder: Recorder, engine: Any) -> None:
+def test_a_trial_that_moves_the_base_fails(recorder: Recorder, engine: Any) -> None:
+    adapter = update(recorder, update_adapter())
+    engine.base_afterwards = "other"
+    seen = noticed_on_trial(recorder, adapter)
+    assert seen.layer is Layer.CANARY
+    assert "the base model's own answers moved by 1" in seen.because
+
+
+def test_what_the_engine_refuses_on_trial_is_never_loaded_under_the_name_that_users_ask(
+    recorder: Recorder, engine: Any
+) -> None:
     engine.status = 500
     adapter = update(recorder, update_adapter())
-    assert adapter.passes_trial()
-    assert not checks(recorder)
+    seen = noticed_on_trial(recorder, adapter)
+    assert seen.layer is Layer.STARTUP
+    assert "the engine refused the adapter: load_lora_adapter answered 500: so it is" in seen.because
+    assert [body["lora_name"] for _, body in engine.calls] == [TRIAL_NAME]
+    assert [each["answer"] for each in checks(recorder)] == ["old"], "who was asked afterwards vouches for the old one"
+    assert not adapter.service.stopped
+
+
+def test_an_engine_that_a_refused_trial_spoilt_is_stopped(recorder: Recorder, engine: Any) -> None:
+    engine.status, engine.spoils = 500, True
+    adapter = update(recorder, update_adapter())
+    assert not adapter.passes_trial()
+    assert [each["answer"] for each in checks(recorder)] == ["neither"]
+    assert adapter.service.stopped == ["old-1"]
+
+
+def test_nothing_is_loaded_by_an_engine_that_lists_no_models(recorder: Recorder, engine: Any) -> None:
+    engine.listing_status = 503
+    adapter = update(recorder, update_adapter())
+    changed = adapter.carry_out(engine)
+    assert (changed.reply.call, changed.reply.status) == ("models", 503)
+    assert not engine.calls
+
+
+def test_a_list_without_the_path_of_the_model_is_an_error_in_words(recorder: Recorder, engine: Any) -> None:
+    engine.root = None
+    adapter = update(recorder, update_adapter())
+    with pytest.raises(HarnessError, match=f'`/v1/models` tells no "root" of "{SERVED_MODEL_NAME}"'):
+        adapter.carry_out(engine)
+    assert not engine.calls
+
+
+def test_a_base_that_does_not_answer_before_the_update_is_recorded(recorder: Recorder, engine: Any) -> None:
+    adapter = update(recorder, update_adapter())
+    base = engine.names.pop(SERVED_MODEL_NAME)
+    engine.root = None
+    assert base == "base"
+    with pytest.raises(HarnessError):
+        adapter.carry_out(engine)
+    assert "404" in checks(recorder)[0]["answer"]
+    assert checks(recorder)[0]["when"] == "of the base before the update"
 
 
 def test_the_launch_serves_the_adapter_of_the_checkpoint_and_users_ask_for_it() -> None:
