@@ -224,9 +224,10 @@ def held_bytes(sockets: Path) -> int | None:
         answer = _Plain(BytesIO(said)).load()
     except (pickle.UnpicklingError, EOFError) as error:
         raise ValueError(f"it answered with no message of its protocol: {error}") from error
-    if not isinstance(answer, dict) or answer.get("status") != "ok":
+    held = answer.get("memory_bytes") if isinstance(answer, dict) and answer.get("status") == "ok" else None
+    if not isinstance(held, int):
         raise ValueError(f"it answered {str(answer)[:200]}")
-    return int(answer["memory_bytes"])
+    return held
 
 
 def sent_tensors(log_path: Path) -> tuple[int, ...]:

@@ -39,6 +39,16 @@ def test_it_is_not_proved_where_a_socket_can_be_made_and_none_stays(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_it_is_not_proved_where_something_is_already(tmp_path: Path) -> None:
+    """That would be the old engine's socket, or what is left of it: another fault."""
+    (tmp_path / "engine.sock").touch()
+    injected = faults.forbidden_socket(str(tmp_path / "engine.sock")).alter(LAUNCH)[1]
+
+    assert not injected.proved
+    assert "Address already in use" in injected.because
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.sock"]
+
+
 def test_it_is_not_proved_when_the_launch_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.faults.socket_path.replace", lambda launch, **changes: launch)
 

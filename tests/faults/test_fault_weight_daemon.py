@@ -30,6 +30,8 @@ if os.environ.get("SAYS") == "error":
     answer = {"status": "error", "message": "Weights were released"}
 if os.environ.get("SAYS") == "code":
     answer = print
+if os.environ.get("SAYS") == "no figure":
+    answer = {"status": "ok"}
 server = socket.socket(socket.AF_UNIX)
 server.bind(os.path.join(where, "vllm_weight_cache_" + "0" * 32 + ".sock"))
 server.listen()
@@ -125,7 +127,9 @@ def test_a_filled_daemon_is_proved_and_ends_with_its_sockets(host: Host, surroun
     struck.finish(limit_s=0)
 
 
-@pytest.mark.parametrize("environment", [{"HELD": "0"}, {"SAYS": "error"}, {"SAYS": "code"}], ids=str)
+@pytest.mark.parametrize(
+    "environment", [{"HELD": "0"}, {"SAYS": "error"}, {"SAYS": "code"}, {"SAYS": "no figure"}], ids=str
+)
 def test_a_daemon_that_holds_nothing_proves_nothing(
     environment: dict[str, str], host: Host, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
