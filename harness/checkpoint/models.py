@@ -103,16 +103,19 @@ def tiny_llama(
 
 
 def adapted_llama(seed: int = 1, *, adapter: int = 1) -> ModelSource:
-    """Return the tiny Llama of a seed with a LoRA adapter of its own beside its weights, random from a seed as well."""
+    """Return the tiny Llama of a seed with a LoRA adapter of its own beside its weights, random from a seed as well.
+
+    Raises: UsageError when a seed is below 0.
+    """
     from harness.checkpoint.adapter import ADAPTER
     from harness.checkpoint.lora import Adapter, write_adapter
 
-    base = tiny_llama(seed).write
+    base, added = tiny_llama(seed).write, Adapter(seed=adapter)
 
     def write(target: Path) -> None:
         if base is not None:
             base(target)
-        write_adapter(target / ADAPTER, target, Adapter(seed=adapter))
+        write_adapter(target / ADAPTER, target, added)
 
     return _made(f"adapted-llama-seed{seed}", {"seed": seed, "adapter": adapter}, write)
 

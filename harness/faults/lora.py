@@ -16,11 +16,15 @@ import numpy as np
 
 from harness.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.checkpoint.copy import RawTensor
+from harness.checkpoint.lora import PREFIX
+from harness.checkpoint.manifest import read_checkpoint
 from harness.errors import FaultNotApplicable, ScenarioInvalid
 from harness.faults.facts import facts_of, read_json, weight_facts
 from harness.faults.fault import Injected, parameters_of
 from harness.faults.target import Target
 from harness.faults.values import from_words, words
+
+FACTORS = (".lora_A.", ".lora_B.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +35,17 @@ class AdapterRank:
     fault_id: ClassVar[str] = "U05"
     rank: int
 
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ScenarioInvalid(f"adapter_rank: rank={self.rank}, expected at least 1")
+
     def parameters(self) -> Mapping[str, Any]:
         return parameters_of(self)
 
     def distort(self, adapter: Path, *, base: Path) -> Injected:
         own = Target.open(adapter, old=base)
         config = read_json(adapter / ADAPTER_CONFIG)
-        was = int(config["r"])
+        was, was_alpha = _rank_and_alpha(adapter, config)
         if self.rank <= was:
             raise FaultNotApplicable(f'"{adapter}" has rank {was}: {self.rank} is not higher')
 
@@ -45,7 +53,7 @@ class AdapterRank:
             more = self.rank - was  # zeros in both factors add nothing to their product
             return np.pad(values, ((0, more), (0, 0)) if ".lora_A." in name else ((0, 0), (0, more)))
 
-        alpha = float(config["lora_alpha"]) * self.rank / was
+        alpha = was_alpha * self.rank / was
         changed = {**config, "r": self.rank, "lora_alpha": alpha}
         return _rewritten(self, own, padded, changed, f"rank {was}, is of rank {self.rank}")
 
@@ -98,6 +106,10 @@ class AdapterPrefix:
         names = {name: name.replace(self.prefix, self.to, 1) for name in before if self.prefix in name}
         if not names:
             raise FaultNotApplicable(f'no tensor of "{adapter}" has "{self.prefix}" in its name')
+        known = {tensor.name.removesuffix(".weight") for tensor in read_checkpoint(base).tensors}
+        modules = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in names.values()}
+        if known & modules:
+            raise FaultNotApplicable(f'"{base}" has a module "{min(known & modules)}": its name is no unknown one')
         own.rename_tensors(ADAPTER_WEIGHTS, names)
         after = weight_facts(adapter)
         wanted = {names.get(name, name): facts for name, facts in before.items()}
@@ -110,6 +122,22 @@ class AdapterPrefix:
             before={"tensors": sorted(names)},
             after={"tensors": sorted(after)},
         )
+
+
+def _rank_and_alpha(adapter: Path, config: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the rank of an adapter and the factor that its product is multiplied with, times its rank.
+
+    Raises: FaultNotApplicable when the product is scaled otherwise, or they are no numbers.
+    """
+    for name in ("use_rslora", "rank_pattern", "alpha_pattern"):
+        if config.get(name):
+            raise FaultNotApplicable(
+                f'"{adapter}" has "{name}": {config[name]!r}: of a higher rank it would compute another thing'
+            )
+    for name in ("r", "lora_alpha"):
+        if isinstance(config.get(name), bool) or not isinstance(config.get(name), int | float) or config[name] <= 0:
+            raise FaultNotApplicable(f'"{adapter}" has "{name}": {config.get(name)!r}, expected a number above 0')
+    return int(config["r"]), float(config["lora_alpha"])
 
 
 def _rewritten(
@@ -125,6 +153,11 @@ def _rewritten(
     wanted = dict(before)
     for shard in own.shards():
         for tensor in shard.tensors:
+            if len(tensor.shape) != 2 or not any(factor in tensor.name for factor in FACTORS):
+                raise FaultNotApplicable(
+                    f'"{own.path}" has a tensor "{tensor.name}" of shape {list(tensor.shape)}, expected both factors of '
+                    f"matrices alone: {', '.join(FACTORS)}"
+                )
             made = from_words(change(tensor.name, words(own.read(tensor))), tensor.dtype)
             changes[tensor.name], wanted[tensor.name] = made, facts_of(made)
     own.replace_tensors(ADAPTER_WEIGHTS, changes)

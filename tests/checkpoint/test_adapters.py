@@ -99,3 +99,8 @@ def test_an_adapter_is_no_checkpoint_that_was_moved_into_another(tmp_path: Path)
     assert not find_defects(made)
     (made / ADAPTER / ADAPTER_CONFIG).unlink()
     assert [defect.reason for defect in find_defects(made)] == ["nested_checkpoint"]
+
+
+def test_a_seed_below_zero_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(UsageError, match="seed of an adapter is -1"):
+        adapted_llama(adapter=-1)

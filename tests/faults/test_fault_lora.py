@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from harness.checkpoint.adapter import ADAPTER_WEIGHTS
-from harness.checkpoint.copy import RawTensor, load_shard
+from harness.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from harness.checkpoint.copy import RawTensor, load_shard, save_shard
 from harness.checkpoint.lora import Adapter, merged, write_adapter
 from harness.checkpoint.models import tiny_llama
 from harness.engine.reference.check import forward_logprobs
@@ -98,3 +99,43 @@ def test_what_changes_nothing_is_refused(adapter: Path, base: Path) -> None:
     for make in (lambda: adapter_width(by=0), lambda: adapter_prefix("x", to="x")):
         with pytest.raises(ScenarioInvalid):
             make()
+
+
+def changed_config(adapter: Path, **changes: object) -> None:
+    path = adapter / ADAPTER_CONFIG
+    config = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.chmod(0o644)
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"r": None}, {"r": "8"}, {"lora_alpha": None}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 4}}]
+)
+def test_a_config_by_which_a_higher_rank_would_not_compute_the_same_is_refused(
+    adapter: Path, base: Path, changes: dict[str, object]
+) -> None:
+    changed_config(adapter, **changes)
+    with pytest.raises(FaultNotApplicable, match=next(iter(changes))):
+        adapter_rank().distort(adapter, base=base)
+
+
+@pytest.mark.parametrize("fault", [adapter_rank(), adapter_width()], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("name", ["base_model.model.x.lora_A.weight", "base_model.model.x.lora_magnitude_vector"])
+def test_an_adapter_that_is_not_of_two_factors_is_refused(
+    fault: AdapterFault, adapter: Path, base: Path, name: str
+) -> None:
+    tensors = load_shard(adapter / ADAPTER_WEIGHTS)
+    (adapter / ADAPTER_WEIGHTS).chmod(0o644)
+    save_shard(adapter / ADAPTER_WEIGHTS, {**tensors, name: RawTensor("BF16", (4,), bytes(8))})
+    with pytest.raises(FaultNotApplicable, match=name):
+        fault.distort(adapter, base=base)
+
+
+def test_names_that_the_base_has_are_not_unknown_ones(adapter: Path, base: Path) -> None:
+    with pytest.raises(FaultNotApplicable, match=r"k_proj"):
+        adapter_prefix("q_proj", to="k_proj").distort(adapter, base=base)
+
+
+def test_a_rank_below_one_is_no_rank() -> None:
+    with pytest.raises(ScenarioInvalid, match="rank=0"):
+        adapter_rank(0)
