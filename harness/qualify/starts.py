@@ -67,7 +67,11 @@ def starts_of_baseline(
         recorded = _with_starts_of(gathering, run, recorded)
     recorded = _with_own_starts(gathering, BASELINE, recorded)
     lacking = _lacking(gathering, recorded, STARTS_MIN)
-    if not is_needed or not lacking or side.settings is None or not gathering.request.may_run:
+    if not is_needed or not lacking:
+        return recorded
+    if why := side.why_not_started or ("" if gathering.request.may_run else "nothing may be run"):
+        if gathering.request.start_baseline:
+            gathering.note(f"--start-baseline makes no start: {why}")
         return recorded
     if not gathering.request.start_baseline:
         gathering.note(

@@ -183,6 +183,28 @@ def test_the_baseline_is_not_started_where_nothing_may_be_run_or_nothing_is_lack
     assert qualify(wanted, lambda _: None).verdict is Verdict.HELD
 
 
+@pytest.mark.parametrize(
+    ("given", "may_run", "because"),
+    [
+        ("reference-1.0", True, "reference-1.0 names what is recorded, not what can be started"),
+        ("reference", False, "nothing may be run"),
+    ],
+)
+def test_it_is_said_why_no_start_of_the_baseline_was_made(
+    given: str, may_run: bool, because: str, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked for them would look for them in vain."""
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", Absent)
+    record("1.0", Layer.STARTUP)
+    sides = {"candidate": side("2.0"), "baseline": parse_side(given, Settings(), EXPECTATIONS)}
+    wanted = request(suite, **sides, required=(DETECTION,), may_run=may_run, matrix_runs=(), start_baseline=True)
+    found = qualify(wanted, lambda _: None)
+    assert f"--start-baseline makes no start: {because}" in found.notes
+    assert found.verdict is Verdict.UNKNOWN
+    found = qualify(replace(wanted, start_baseline=False), lambda _: None)
+    assert not [note for note in found.notes if "--start-baseline" in note]
+
+
 def test_a_start_of_the_baseline_that_failed_is_noted(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Measured(label="reference-1.0", made=0, failed=(("missing", "it hung"),))
     monkeypatch.setattr("harness.qualify.starts.measure_starts", lambda *_, **__: failed)
