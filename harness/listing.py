@@ -18,8 +18,8 @@ from harness.suite import QUALIFICATION, Collected, collect_marked
 SCENARIOS = Path("scenarios")
 TIERS = ("core", "nightly", QUALIFICATION, "docker", "gpu", "slow")
 SUITE = re.compile(r'<testsuite name="rollout on ([^"]{1,100})"')
-CASE = re.compile(r'name="([\w.-]{1,200})\[(guarded|unguarded)\]" time="([\d.]{1,12})"')
-WHOLE = re.compile(r'<property name="whole_s" value="([\d.]{1,12})"')
+CASE = re.compile(r'name="([\w.-]{1,200})\[(guarded|unguarded)\]" time="(\d{1,9}(?:\.\d{1,9})?)"')
+WHOLE = re.compile(r'<property name="whole_s" value="(\d{1,9}(?:\.\d{1,9})?)"')
 JUNIT_CHARACTERS_MAX = 4_000_000
 RUNS_MAX = 200  # of which the newest are read
 SUPPLIED = ("old", "a rollout", "a rollout of adapters, `rollout.update_adapter()`")  # by every scenario

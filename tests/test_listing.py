@@ -62,6 +62,14 @@ def test_times_are_those_of_the_newest_run_on_each_engine(results: Path) -> None
     assert last_times(results / "absent") == {}
 
 
+def test_a_time_that_is_no_number_is_none(results: Path) -> None:
+    broken = junit("v-2", 7, whole_s=8.0)
+    (results / "2026-04" / "junit.xml").write_text(broken.replace('value="8.0"', 'value="8.0.0"'))
+    assert last_times(results)["cached"]["guarded on v-2"] == Took(load_s=7.0)
+    (results / "2026-04" / "junit.xml").write_text(broken.replace('time="7.000"', 'time="..."'))
+    assert "guarded on v-2" not in last_times(results)["cached"]
+
+
 def test_every_fault_and_scenario_is_listed_with_what_it_needs(results: Path, tmp_path: Path) -> None:
     suite = tmp_path / "rollouts" / "test_cached.py"
     suite.parent.mkdir()
