@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -83,6 +84,25 @@ def test_a_holder_that_holds_nothing_proves_nothing(strike: Callable[..., Struck
     struck = strike(IDLE, holder="import sys; print(0, flush=True); sys.stdin.read()")
     struck.finish(limit_s=0)
     assert not struck.injected.proved
+    assert not struck.undone().proved
+
+
+def test_a_holder_that_ends_at_once_proves_nothing(
+    strike: Callable[..., Struck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver misses then is held by somebody else."""
+    looks: list[int] = []
+
+    def told(holder: subprocess.Popen[str]) -> int:
+        holder.wait(20.0)
+        looks.append(holder.pid)
+        return HELD
+
+    monkeypatch.setattr(device_memory, "_held_bytes", told)
+    struck = strike(IDLE, IDLE - HELD, holder="")
+    struck.finish(limit_s=0)
+    assert looks
+    assert not struck.injected.proved, struck.injected.because
     assert not struck.undone().proved
 
 

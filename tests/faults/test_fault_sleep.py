@@ -33,6 +33,9 @@ class Device:
     on_cpu: bool = False
     tells_digests: bool = True
     wakes: bool = True
+    wake_status: int = 200
+    frees: bool = True
+    admits_sleep: bool = True
     update_status: int = 500
     dies_at_update: bool = False
     is_sleeping: bool = False
@@ -48,19 +51,19 @@ class Device:
     def used_bytes(self, device: int | None = None) -> int | None:
         if self.on_cpu:
             return None
-        return GIB if self.is_sleeping else 4 * GIB
+        return GIB if self.is_sleeping and self.frees else 4 * GIB
 
     def answer(self, path: str) -> tuple[int, dict[str, Any]] | None:
         self.asked.append(path)
         if path == "/is_sleeping":
-            return 200, {"is_sleeping": self.is_sleeping}
+            return 200, {"is_sleeping": self.is_sleeping and self.admits_sleep}
         if path.startswith("/sleep"):
             self.is_sleeping = True
             self.has_weights = self.has_weights and (self.on_cpu or "level=2" not in path)
             return 200, {"status": "sleeping"}
         if path == "/wake_up":
             self.is_sleeping = not self.wakes
-            return 200, {"status": "awake", "tags": None}
+            return self.wake_status, {"status": "awake", "tags": None}
         if path == "/weight_checker":
             if not self.tells_digests:
                 return 404, {"detail": "Not Found"}
@@ -141,11 +144,18 @@ def test_an_engine_woken_without_its_weights_is_proved_by_digests_and_freed_memo
 
 @pytest.mark.parametrize(
     "changes",
-    [{"on_cpu": True}, {"wakes": False}, {"has_weights": False}],
-    ids=["pauses only", "sleeps on", "no change"],
+    [
+        {"on_cpu": True},
+        {"wakes": False},
+        {"has_weights": False},
+        {"frees": False},
+        {"admits_sleep": False},
+        {"wake_status": 500},
+    ],
+    ids=["pauses only", "sleeps on", "no change", "frees nothing", "says that it is awake", "wakes with an error"],
 )
 def test_an_engine_that_kept_its_weights_or_sleeps_on_proves_nothing(
-    changes: dict[str, bool], device: Device, tmp_path: Path
+    changes: dict[str, Any], device: Device, tmp_path: Path
 ) -> None:
     for name, value in changes.items():
         setattr(device, name, value)

@@ -124,7 +124,11 @@ def test_a_filled_daemon_is_proved_and_ends_with_its_sockets(host: Host, surroun
     assert (host.log_path.parent / "weight-daemon.log").exists(), "what it said is kept"
     assert host.beside is not None
     assert not host.beside.is_running()
+    (host.scratch.parent / "w").mkdir()
+    (host.scratch.parent / "w" / "vllm_weight_cache_0.sock").touch()
+    assert not struck.undone().proved, "the next engine would ask there"
     struck.finish(limit_s=0)
+    assert struck.undone().proved
 
 
 @pytest.mark.parametrize(

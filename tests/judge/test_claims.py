@@ -108,7 +108,10 @@ def test_a_preflight_that_let_a_harmless_damage_pass_did_not_notice_it() -> None
     by_preflight, by_canary = claims.detected_by("preflight"), claims.detected_by("canary")
     assert verdict(by_preflight, history(*before(), *rollout(), passed, *right)) is Verdict.BROKEN
     assert verdict(by_canary, history(*before(), *rollout(), passed, *right)) is Verdict.HELD
-    assert verdict(by_preflight, history(*before(), *rollout(), *right)) is Verdict.UNKNOWN, "it was not asked"
+    judged = judge((by_preflight,), history(*before(), *rollout(), *right), CONTEXT)
+    (unasked,) = [finding for finding in judged if finding.claim == str(by_preflight)]
+    assert unasked.verdict is Verdict.UNKNOWN
+    assert unasked.because.startswith("pre-flight was not asked; ")
     refused = event(5.5, EventKind.GUARD_REFUSED, guard="preflight", findings=[{"id": "D08"}])
     assert verdict(by_preflight, history(*before(), *rollout(), refused, *right)) is Verdict.HELD
 

@@ -105,6 +105,10 @@ def test_what_was_not_watched_to_its_end_is_not_left_out() -> None:
     (found,) = judge_recoveries({"a": OLD}, {"a": OLD}, baseline_beyond={"a": (2.0,) * 9})
     assert found.verdict is Verdict.UNKNOWN
     assert "9 of the baseline and 0 of the candidate" in found.because
+    # If none of those of the baseline ever came, the candidate is no slower; if they came at once, it is.
+    (found,) = judge_recoveries({"a": OLD}, {"a": SLOWER}, baseline_beyond={"a": (2.0,) * 5})
+    assert found.verdict is Verdict.UNKNOWN, found.because
+    assert found.may_be_broken
 
 
 def test_an_answer_that_is_the_same_wherever_they_ended_stays() -> None:
