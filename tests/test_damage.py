@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import stat
@@ -317,6 +318,26 @@ def test_a_checkpoint_of_hub_links_is_copied_by_what_the_links_lead_to(pair: Pai
     assert damaged.injected.proved
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
     assert seen(pair.new) == before
+
+
+def test_a_tensor_that_the_system_reads_in_pieces_is_whole(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads no more than 2 GiB at once."""
+    name = max(facts.read_shard(pair.new / FIRST).tensors, key=lambda tensor: tensor.size_bytes).name
+    whole, opened = facts.read_tensor(pair.new, FIRST, name), Path.open
+
+    class InPieces(io.FileIO):
+        def readinto(self, place: memoryview) -> int:  # type: ignore[override]
+            return super().readinto(place[:1000]) or 0
+
+    def open_in_pieces(path: Path, *words: str, **how: int) -> object:
+        return InPieces(path) if how.get("buffering") == 0 else opened(path, *words, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", open_in_pieces)
+    found = facts.read_tensor(pair.new, FIRST, name)
+    assert whole is not None
+    assert found is not None
+    assert len(found.data) > 2000
+    assert bytes(found.data) == bytes(whole.data)
 
 
 @pytest.mark.usefixtures("linking")

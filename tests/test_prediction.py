@@ -76,6 +76,7 @@ def test_what_no_file_shows_is_foreseen_by_nobody(scenarios: dict[str, Scenario]
         ("moved_compile_cache_on_restart", False),
         ("port_held_by_the_old_server", False),
         ("cold_prefix_cache_on_restart", False),
+        ("stale_weight_daemon_on_restart", False),
     ],
 )
 def test_only_starts_on_something_wrong_are_foreseen(scenarios: dict[str, Scenario], name: str, is_so: bool) -> None:

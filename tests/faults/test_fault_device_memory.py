@@ -87,6 +87,16 @@ def test_a_holder_that_holds_nothing_proves_nothing(strike: Callable[..., Struck
     assert not struck.undone().proved
 
 
+def test_the_holder_counts_gpus_as_the_driver_does(
+    strike: Callable[..., Struck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them this process may use: the figures of the proof are of the GPU that nvidia-smi gives the number."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    told = "os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('CUDA_DEVICE_ORDER'), sys.argv[1]"
+    with pytest.raises(HarnessError, match=r"\(None, 'PCI_BUS_ID', '0'\)"):
+        strike(IDLE, holder=f"import os, sys; sys.exit(str(({told})))")
+
+
 def test_a_holder_that_ends_at_once_proves_nothing(
     strike: Callable[..., Struck], monkeypatch: pytest.MonkeyPatch
 ) -> None:
