@@ -55,6 +55,7 @@ class Beside:
         """
         self._what = " ".join(command[-3:])
         self._log_path = log_path
+        self._has_ended = False  # since then its number may be anybody's
         try:
             with log_path.open("wb") as log, undisturbed():
                 self._process = subprocess.Popen(
@@ -116,6 +117,7 @@ class Beside:
             poll_until(ended, what=f'end of "{self._what}"', limit_s=KILL_LIMIT_S, every_s=0.02)
         except WaitExpired as error:
             raise LeftOver({"processes": [str(member.pid) for member in self._members()]}) from error
+        self._has_ended = True
 
     def _last_words(self) -> str:
         with self._log_path.open("rb") as log:
@@ -124,8 +126,8 @@ class Beside:
         return " / ".join([line.strip()[:300] for line in lines if line.strip()][-TOLD_LINES:]) or "nothing"
 
     def _members(self) -> list[Proc]:
-        found = []
-        for pid in psutil.pids():
+        found: list[Proc] = []
+        for pid in () if self._has_ended else psutil.pids():
             with suppress(OSError):
                 if os.getsid(pid) == self._process.pid and (proc := find(pid)) is not None and proc.is_running():
                     found.append(proc)

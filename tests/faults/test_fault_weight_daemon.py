@@ -219,6 +219,18 @@ def test_it_says_what_it_needs(which: dict[str, str], reason: str) -> None:
         fault.require(identity(**which))
 
 
+def test_whoever_gets_the_number_of_a_command_that_ended_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gives numbers of processes out again: an undo that comes twice must end nobody else's."""
+    command = Beside(
+        (sys.executable, "-c", "input()"), environment=dict(os.environ), directory=tmp_path, log_path=tmp_path / "log"
+    )
+    command.end(limit_s=10.0)
+    monkeypatch.setattr(os, "getsid", lambda pid: command.pid)
+    assert not command.is_running()
+
+
 def test_what_is_left_of_a_command_is_killed_with_it(tmp_path: Path) -> None:
     child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

@@ -23,6 +23,7 @@ def test_recovery_without_a_remedy_counts_from_the_rollout_as_its_claim_does() -
     claim = claims.recovered(within_s=5.0)
     judged = next(finding for finding in claims.judge((claim,), seen, context) if finding.claim == str(claim))
     assert measure(seen)["recovered_after_s"] == 2.1
+    assert measure(seen)["recovery_watched_s"] is None, "it was seen to its end"
     assert "after 2.1 s" in judged.because
 
 
