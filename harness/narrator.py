@@ -21,7 +21,8 @@ def narrator(progress: Progress, name: str, mode: str) -> Callable[[Event], None
         if words is not None:
             elapsed_s = seconds_between(started, now_ns())
             with suppress(BrokenPipeError):  # whoever read on has gone; what is told here is on record as well
-                progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {words.format_map(_Missing(event.data))}")
+                said = words.format_map(_Missing(event.data)).removesuffix(": ")  # where there is no reason
+            progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {said}")
 
     return tell
 
@@ -41,7 +42,7 @@ _SENTENCES = {
     EventKind.FAULT_INJECTED: "fault {fault}: {because}",
     EventKind.INCIDENT_STARTED: "striking engine {incarnation}; next: somebody notices",
     EventKind.RELOAD_STARTED: "engine {incarnation} is given other weights while it serves ({how})",
-    EventKind.RELOAD_ENDED: "the {how} of engine {incarnation} has ended {because}",
+    EventKind.RELOAD_ENDED: "the {how} rollout of engine {incarnation} has ended: {because}",
     EventKind.GUARD_REFUSED: "guard {guard} refused",
     EventKind.ROLLOUT_STARTED: "rolling out ({how}); next: somebody notices, or all is well",
     EventKind.DETECTION_SEEN: "noticed at layer {layer}: {because}",

@@ -16,7 +16,7 @@ from typing import Any
 from harness.clock import now_ns
 from harness.engine.dev_api import DevApi, Reply
 from harness.engine.engine import Engine
-from harness.engine.rollout import Pause, Rollout
+from harness.engine.rollout import How, Pause, Rollout
 from harness.guards.canary import Answer, Golden
 from harness.guards.canary_pass import check_deep
 from harness.guards.engine_api import EngineApi
@@ -83,7 +83,7 @@ class InPlace:
             is_right = self._ask_deep(engine, expected) and is_right
         if is_gated and not is_right:
             self.service.stop(engine, how="refused by the canary gate")
-            return "the canary gate refused the reloaded engine"
+            return f"the canary gate refused the engine after the {_what(self.rollout.how)}"
         return "" if succeeded else f"the engine refused the {self.rollout.how}"
 
     def _reload(self, engine: Engine, under_way: UnderWay | None) -> bool:
@@ -186,7 +186,8 @@ class InPlace:
             difference_old=difference if expected is Answer.OLD else None,
             difference_new=difference if expected is Answer.NEW else None,
             because=because,
-            when=f"of {len(golden.deep.prompt)} tokens {'after' if expected is Answer.NEW else 'before'} the {self.rollout.how}",
+            when=f"of {len(golden.deep.prompt)} tokens "
+            f"{'after' if expected is Answer.NEW else 'before'} the {_what(self.rollout.how)}",
             rotation=DEEP_ROTATION,
         )
         return answer == expected
@@ -198,6 +199,11 @@ class InPlace:
 
     def _event(self, kind: EventKind, **data: Any) -> None:
         self.service.ground.recorder.event("operator", kind, **data)
+
+
+def _what(how: How) -> str:
+    """Return what was done to the engine, as one says it after "before the" or "after the"."""
+    return "exchange of its adapter" if how is How.ADAPTER else str(how)
 
 
 def compared(asked: list[Reply]) -> Mapping[str, Any]:

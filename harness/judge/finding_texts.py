@@ -182,7 +182,7 @@ TEXTS: tuple[Text, ...] = (
         "which is what the error suggests, serves wrong answers from then on. Loaded under another name it does no harm.",
     ),
     Text(
-        pattern=r"adapter_.*",
+        pattern=r"adapter_of_unknown_names",
         title="An adapter whose names match nothing is listed and changes nothing",
         expected="Loading it fails, naming the tensors that match no module.",
         why="The call is answered with 200, the adapter is listed as loaded, and its users are answered by the base model.",

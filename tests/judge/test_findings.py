@@ -144,6 +144,11 @@ def test_each_thing_that_goes_wrong_with_an_adapter_has_its_own_text(scenario: s
     assert title in text.title
 
 
+@pytest.mark.parametrize("scenario", ["adapter_of_wider_base", "adapter_that_fits", "adapter_replaced_in_place"])
+def test_nothing_is_said_of_names_where_an_adapter_of_right_names_is_served_silently(scenario: str) -> None:
+    assert text_for(scenario, SILENT) is None
+
+
 def test_what_no_engine_can_see_is_no_finding_but_is_said(tmp_path: Path) -> None:
     page = as_findings(releases(tmp_path, v0_32_0={"transposed_tensor_on_restart": Layer.CANARY}), {})
     assert "finding-1" not in page
