@@ -18,7 +18,7 @@ from harness.engine import image
 ROOT = Path(__file__).resolve().parents[1]
 DATA = (".Dockerfile", ".css", ".html", ".json", ".txt", "METADATA", "py.typed")
 LIMIT_S = 300.0
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "simdjson": "pysimdjson"}
 ENGINE_SIDE = {"torch", "transformers", "vllm", "vllm_rollout_weight_cache_store"}  # imported where an engine runs
 
 
@@ -50,7 +50,7 @@ def test_what_the_package_imports_is_declared_and_nothing_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (name for extra in ("models", "signing") for name in project["optional-dependencies"][extra])
     needed, optional = (
-        {re.split(r"[><=\[ ]", text)[0].lower() for text in texts} for texts in (project["dependencies"], extras)
+        {re.split(r"[><=\[; ]", text)[0].lower() for text in texts} for texts in (project["dependencies"], extras)
     )
     trees = [ast.parse(path.read_text()) for path in (ROOT / "harness").rglob("*.py")]
     names = {
