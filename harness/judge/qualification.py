@@ -65,6 +65,8 @@ class Part:
     def because(self) -> str:
         """Say in a sentence what decided."""
         decisive = [finding for finding in self.findings if finding.verdict is self.verdict is not Verdict.HELD]
+        if len(self.findings) == 1 and not self.missing:
+            decisive = list(self.findings)  # "all 1 held" would say nothing
         said = [f"{finding.claim}: {finding.because}" for finding in decisive[:3]]
         if self.missing and self.verdict is not Verdict.BROKEN:
             said.append(f"{len(self.missing)} of {self.required} are missing, such as {self.missing[0].name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -166,3 +167,10 @@ def test_json_says_what_was_required_what_ran_and_what_could_not() -> None:
     coverage = stored["parts"][1]["coverage"]
     assert (coverage["is_required"], coverage["required"], coverage["ran"]) == (True, 2, 0)
     assert coverage["missing"][1] == {"name": "missing", "because": "no GPU"}
+
+
+def test_a_part_with_one_finding_says_what_it_is() -> None:
+    finding = Finding(claim="all scenarios together", verdict=Verdict.HELD, because="1.02 times as long")
+    part = Part(name="recovery", is_required=True, required=2, findings=(finding,), missing=())
+    assert part.because == "all scenarios together: 1.02 times as long"
+    assert replace(part, findings=(finding, finding)).because == "all 2 held"
