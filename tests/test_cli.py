@@ -263,6 +263,24 @@ def test_a_guard_that_is_terminated_ends_as_after_ctrl_c() -> None:
         assert run.wait(RUN_LIMIT_S) == 2
 
 
+INTERRUPTED_IN_EXEC = """
+import sys
+from harness import cli
+def parser():
+    exec("raise KeyboardInterrupt")
+cli._parser = parser
+sys.exit(cli.main(["list"]))
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_has_the_same_exit_code() -> None:
+    """Dataclasses are made with `exec`; what is interrupted there makes Python end by SIGINT, even if it was caught."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_EXEC], capture_output=True, text=True, timeout=RUN_LIMIT_S
+    )
+    assert (run.returncode, run.stderr) == (2, "harness: interrupted; what was running has been ended\n")
+
+
 def catches(pid: int, number: signal.Signals) -> bool | None:
     """Say whether a process has a handler for a signal."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")]
