@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"harness: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        # One that came from inside an `exec` of text, as dataclasses are made, lets Python end by SIGINT although it is caught
-        # here; the next such `exec` clears that.
+        # One that came from inside an `exec` of text, as dataclasses are made, lets `python -m` end by SIGINT although it
+        # is caught here; the next such `exec` clears that.
         exec("")  # noqa: S102
         print("harness: interrupted; what was running has been ended", file=sys.stderr)
         return EXIT_UNKNOWN

@@ -273,11 +273,11 @@ sys.exit(cli.main(["list"]))
 """
 
 
-def test_an_interrupt_while_modules_are_imported_has_the_same_exit_code() -> None:
-    """Dataclasses are made with `exec`; what is interrupted there makes Python end by SIGINT, even if it was caught."""
-    run = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IN_EXEC], capture_output=True, text=True, timeout=RUN_LIMIT_S
-    )
+def test_an_interrupt_while_modules_are_imported_has_the_same_exit_code(tmp_path: Path) -> None:
+    """Dataclasses are made with `exec`; what is interrupted there makes `python -m` end by SIGINT, even if it was caught."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_EXEC)
+    command = [sys.executable, "-m", "interrupted"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_LIMIT_S)
     assert (run.returncode, run.stderr) == (2, "harness: interrupted; what was running has been ended\n")
 
 
