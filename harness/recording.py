@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.clock import now_ns, seconds_between
-from harness.engine.engine import EngineStarter
+from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.errors import EnvironmentMissing, HarnessError, UsageError
 from harness.judge.detection import detection
 from harness.judge.expectations import (
@@ -19,12 +19,13 @@ from harness.judge.expectations import (
     record_starts,
 )
 from harness.judge.findings import as_findings
-from harness.judge.matrix import as_markdown, left_out, load_releases
+from harness.judge.matrix import Release, as_markdown, left_out, load_releases
 from harness.judge.reproduce import Declared
 from harness.judge.starts import NOTHING_SPENT, Cost, start_of
 from harness.judge.verdict import Verdict
 from harness.observe.history import load_history
 from harness.report.store import RunRecord, ScenarioRecord, load_run
+from harness.requirements import require_for_faults
 from harness.run import Run
 from harness.scenario import Scenario
 from harness.settings import Settings
@@ -215,12 +216,29 @@ def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: P
     if not families:
         raise UsageError(f"no scenarios at {', '.join(str(path) for path in paths)}")
     releases = load_releases(expectations, engine)
-    page.write_text(as_markdown(releases, families, left_out=left_out(expectations, engine)), encoding="utf-8")
+    every = [scenario for scenarios in by_file.values() for scenario in scenarios]
+    shown = as_markdown(
+        releases, families, lacking=_lacking(every, releases[-1]), left_out=left_out(expectations, engine)
+    )
+    page.write_text(shown, encoding="utf-8")
     declared = {
         scenario.name: declared_of(scenario, file) for file, scenarios in by_file.items() for scenario in scenarios
     }
     findings.write_text(as_findings(releases, declared), encoding="utf-8")
     return len(releases)
+
+
+def _lacking(scenarios: Sequence[Scenario], release: Release) -> dict[str, str]:
+    """Return the scenarios that cannot strike a release in a container on this machine, with the resource that is missing."""
+    kind = "reference" if release.name == "reference" else "container"
+    identity = EngineIdentity(kind=kind, name=release.name, version=release.version, build="", hardware="")
+    lacking = {}
+    for scenario in scenarios:
+        try:
+            require_for_faults(scenario, identity)
+        except EnvironmentMissing as missing:
+            lacking[scenario.name] = missing.resource
+    return lacking
 
 
 def declared_of(scenario: Scenario, file: Path) -> Declared:

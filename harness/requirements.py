@@ -7,10 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.adapter_update import require_adapters
 from harness.checkpoint.manifest import read_checkpoint
 from harness.checkpoint.models import default_cache
+from harness.engine.engine import EngineIdentity
 from harness.errors import CheckpointDefect, UsageError
+from harness.faults.fault import Demanding
 from harness.label import SHARED_MEMORY
+from harness.scenario import Scenario
 from harness.settings import Settings
 
 FREE_BYTES_MIN = 64 * 2**20  # two tiny checkpoints in a few copies, logs and history of a run
@@ -45,6 +49,18 @@ def require(settings: Settings) -> None:
     _require_room("shared-memory", SHARED_MEMORY, SHARED_FREE_BYTES_MIN)
     _require_room("cache", default_cache(), FREE_BYTES_MIN)
     _require_room("results", settings.results, FREE_BYTES_MIN)
+
+
+def require_for_faults(scenario: Scenario, identity: EngineIdentity) -> None:
+    """Return if what a scenario does can be done to such an engine.
+
+    Raises: EnvironmentMissing with the reason.
+    """
+    if scenario.adapts:
+        require_adapters(identity)
+    for fault in scenario.faults:
+        if isinstance(fault, Demanding):
+            fault.require(identity)
 
 
 def _size_bytes(which: str, path: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness import sweep, watchdog
 from harness.adapted import adapted
-from harness.adapter_update import adaptable, require_adapters, require_own_adapters
+from harness.adapter_update import adaptable, require_own_adapters
 from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
@@ -23,7 +23,6 @@ from harness.engine.dev_api import reloadable, sleepable, updatable
 from harness.engine.engine import EngineIdentity, EngineSite, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import EnvironmentMissing, LeftOver
-from harness.faults.fault import Demanding
 from harness.goldens import Goldens
 from harness.ground import LIVE, Ground, compile_cache_of, weight_cache_of
 from harness.handover import Handover
@@ -45,7 +44,7 @@ from harness.report.store import (
     judge_scenario,
     note_of_machine,
 )
-from harness.requirements import require
+from harness.requirements import require, require_for_faults
 from harness.scenario import Mode, Scenario
 from harness.settings import Settings
 
@@ -146,7 +145,7 @@ class Run:
 
     def _judged(self, scenario: Scenario, mode: Mode) -> ScenarioRecord:
         scenario = adapted(scenario, self.settings)
-        self._require_for_faults(scenario)
+        require_for_faults(scenario, self.identity)
         if self.settings.old is None:  # a user's old checkpoint stays the old one
             scenario = self._handover.in_the_fitting_direction(scenario)
         require_keepable(
@@ -171,7 +170,7 @@ class Run:
         Raises: EnvironmentMissing; HarnessError when the fault did not prove itself or something else went wrong.
         """
         scenario = adapted(scenario, self.settings)
-        self._require_for_faults(scenario)
+        require_for_faults(scenario, self.identity)
         ground, place = self._prepare_ground(scenario, Mode.UNGUARDED, (), suffix=f"start-{number}")
         start = BareStart.on(ground, self._handover, shared=self.work / "shared")
         try:
@@ -182,13 +181,6 @@ class Run:
         return seen_at(place), place
 
     # --- parts, in order of use ---
-
-    def _require_for_faults(self, scenario: Scenario) -> None:
-        if scenario.adapts:
-            require_adapters(self.identity)
-        for fault in scenario.faults:
-            if isinstance(fault, Demanding):
-                fault.require(self.identity)
 
     def _prepare_ground(
         self, scenario: Scenario, mode: Mode, claims: tuple[Claim, ...], *, suffix: str

@@ -35,18 +35,11 @@ SCENARIOS = (
     cached("flipped_bits_in_compile_cache_on_restart", faults.damaged_compile_cache(how="flip")),
     cached("moved_compile_cache_on_restart", faults.moved_compile_cache()),
     cached("unwritable_compile_cache_on_restart", faults.unwritable_compile_cache()),
+    cached("kernels_of_another_runtime_on_restart", faults.foreign_kernels()),
 )
-# What an engine does about them is open; kernels of this kind are kept on a GPU alone.
-FOREIGN_KERNELS = cached("kernels_of_another_runtime_on_restart", faults.foreign_kernels())
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("scenario", qualifying(SCENARIOS, "cut_compile_cache_on_restart"))
 def test_no_answer_is_wrong(run_scenario, scenario: Scenario) -> None:
     run_scenario(scenario).require_held()
-
-
-@pytest.mark.nightly
-@pytest.mark.gpu
-def test_no_answer_is_wrong_with_kernels_of_another_runtime(run_scenario) -> None:
-    run_scenario(FOREIGN_KERNELS).require_held()

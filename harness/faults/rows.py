@@ -149,14 +149,18 @@ ROWS: dict[str, Row] = {
         "no",
     ),
     # caches
-    "K01": Row("a file of the compile cache is damaged", "compiled again, with a warning", "no"),
-    "K02": Row("a compile cache of another place or machine", "compiled again", "no"),
-    "K03": Row(
-        "a kernel cache kept across an upgrade of the runtime",
-        "open",
+    "K01": Row(
+        "a file of the compile cache is damaged",
+        "cut: compiled again, with a warning and other rounding; bits flipped: refused at start-up (measured)",
         "no",
     ),
-    "K04": Row("a cache directory that cannot be written to", "open", "with `--check-host`"),
+    "K02": Row("a compile cache of another place or machine", "compiled again, answers are right (measured)", "no"),
+    "K03": Row(
+        "a kernel cache kept across an upgrade of the runtime",
+        "on a CPU refused at start-up with a compiler error (measured), where compiling anew would do",
+        "no",
+    ),
+    "K04": Row("a cache directory that cannot be written to", "refused at start-up (measured)", "with `--check-host`"),
     "K05": Row(
         "a weight cache that holds the previous weights",
         "same layout silent, other layout a crash (measured with our plug-in); `ipc_cache` reads another layout from disk",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.version import InvalidVersion, Version
 
@@ -31,6 +32,7 @@ LEGEND = (
     "⚪ it serves the right answers: the damage does no harm · ⚫ nobody noticed anything"
 )
 SAID_CHARACTERS_MAX = 240
+NOTHING_LACKS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +81,15 @@ def _is_version(text: str) -> bool:
 
 
 def as_markdown(
-    releases: Sequence[Release], families: Mapping[str, Sequence[str]], *, left_out: Sequence[str] = ()
+    releases: Sequence[Release],
+    families: Mapping[str, Sequence[str]],
+    *,
+    lacking: Mapping[str, str] = NOTHING_LACKS,
+    left_out: Sequence[str] = (),
 ) -> str:
     """Return the page: a table per fault family, what changed between releases, and the evidence of every cell.
 
-    What was `left_out` is named on it.
+    Scenarios that cannot be done here are `lacking` a resource, and what was `left_out` is named as well.
     """
     named = f"\nLeft out, since the name ends in no version: {', '.join(left_out)}.\n" if left_out else ""
     head = (
@@ -92,26 +98,26 @@ def as_markdown(
         "fault was injected into a checkpoint, its launch line or its weight cache, proved itself, and then the engine was "
         f"started alone, without any guard.\n\n{LEGEND}.\n{named}"
     )
-    parts = [head, *(_table(family, names, releases) for family, names in families.items())]
+    parts = [head, *(_table(family, names, releases, lacking) for family, names in families.items())]
     return "\n".join([*parts, _changes(releases), _evidence(releases)])
 
 
-def _table(family: str, scenarios: Sequence[str], releases: Sequence[Release]) -> str:
+def _table(family: str, scenarios: Sequence[str], releases: Sequence[Release], lacking: Mapping[str, str]) -> str:
     lines = [
         f"## {family.replace('_', ' ').capitalize()}\n",
         "| fault | " + " | ".join(release.label for release in releases) + " |",
         "|---|" + "---|" * len(releases),
     ]
     for scenario in scenarios:
-        cells = [_cell(scenario, release) for release in releases]
+        cells = [_cell(scenario, release, lacking.get(scenario)) for release in releases]
         lines.append(f"| {title_of(scenario)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(scenario: str, release: Release) -> str:
+def _cell(scenario: str, release: Release, lacks: str | None) -> str:
     known = release.known.get(scenario)
     if known is None:
-        return "not measured"
+        return "not measured" if lacks is None else f"not measured: needs {lacks}"
     distinct = sorted(set(known.layers), key=lambda layer: layer.rank)
     shown = " or ".join(SHOWN[layer] for layer in distinct)
     return f"[{shown}](#{anchor(scenario, release)})"

