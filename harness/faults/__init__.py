@@ -28,8 +28,10 @@ from harness.faults.fault import (
     StartRace,
 )
 from harness.faults.files import missing_shard, pointer_file, truncate_shard, zero_tail
+from harness.faults.frozen import frozen_process
 from harness.faults.hub_cache import broken_hub_cache
 from harness.faults.kernel_cache import foreign_kernels
+from harness.faults.killed import killed_process, killed_with_leftovers
 from harness.faults.latency import cold_compile_cache, cold_prefix_cache, compile_in_traffic
 from harness.faults.launch import (
     anonymous_weights,
@@ -54,7 +56,6 @@ from harness.faults.mixtures import new_config_old_weights, old_config_new_weigh
 from harness.faults.names import add_bias, rename_prefix, rename_tensor
 from harness.faults.old_server import port_of_old_server
 from harness.faults.presharded import presharded_state
-from harness.faults.process import frozen_process, killed_process, killed_with_leftovers
 from harness.faults.publish import nested_move, overwrite_in_place, rsync_in_place, slow_sync
 from harness.faults.shared_memory import full_shared_memory, small_shared_memory
 from harness.faults.side_files import (

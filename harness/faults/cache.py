@@ -59,9 +59,8 @@ class StaleWeightCache:
             because = f'no complete entry in "{cache_directory}": no engine filled it, or it went with its container'
         else:
             because = f"{len(stale)} of {len(entries)} entries hold the old checkpoint's {len(old_weights)} tensors"
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=bool(stale),
             because=because,
             before={"old_weights": digest_of(old_weights), "new_weights": digest_of(new_weights)},
@@ -110,9 +109,8 @@ class PurgeAfterLoad:
         done = "has not run yet" if ran_s is None else f"ran {ran_s:.2f} s after the start"
         if self._error is not None:
             done += f" with an error ({self._error})"
-        return Injected(
-            fault=self._fault.name,
-            fault_id=self._fault.fault_id,
+        return Injected.of(
+            self._fault,
             proved=bool(self._at_start) and ran_s is not None and not left,
             because=f"the cache held {len(self._at_start)} entries when the engine was started; the purge {done}; "
             f"{len(left)} of them are left",

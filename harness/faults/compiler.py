@@ -35,9 +35,8 @@ class MissingCompiler:
         others = tuple(pair for pair in launch.environment if pair[0] not in (COMPILER_SWITCH, COMPILER))
         altered = replace(launch, environment=(*others, (COMPILER_SWITCH, "0"), (COMPILER, ABSENT)))
         after = dict(altered.environment)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=(after.get(COMPILER), after.get(COMPILER_SWITCH)) == (ABSENT, "0")
             and before.get(COMPILER) != ABSENT,
             because=f'it compiles, and environment variable "{COMPILER}" was {before.get(COMPILER)!r}, is {after.get(COMPILER)!r}',

@@ -22,7 +22,7 @@ from harness.engine.undisturbed import undisturbed
 from harness.errors import EnvironmentMissing, HarnessError, ScenarioInvalid, WaitExpired
 from harness.faults.device import free_bytes
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown
+from harness.faults.struckdown import Struckdown
 
 LEAVE_BYTES = 512 * 1024**2
 SEEN_RATIO = 0.9  # of what the holder says it holds: others come and go meanwhile
@@ -110,19 +110,23 @@ class HeldDeviceMemory:
             end()
             raise
         is_seen = before is not None and after is not None and before - after >= SEEN_RATIO * held
-        injected = self._injected(
-            held > 0 and is_seen and holder.poll() is None,
-            f"process {holder.pid} holds {held:,} bytes of GPU {self.device}; free there were {_shown(before)}, are "
+        injected = Injected.of(
+            self,
+            proved=held > 0 and is_seen and holder.poll() is None,
+            because=f"process {holder.pid} holds {held:,} bytes of GPU {self.device}; free there were {_shown(before)}, are "
             f"{_shown(after)}",
-            {"free_bytes": before},
-            {"free_bytes": after, "held_bytes": held, "pid": holder.pid},
+            before={"free_bytes": before},
+            after={"free_bytes": after, "held_bytes": held, "pid": holder.pid},
         )
 
         def prove_end() -> Injected:
             runs, came_back = holder.poll() is None, freed[0] if freed else 0
             because = f"process {holder.pid} {'still runs' if runs else 'has ended'}; of {held:,} bytes {came_back:,} came back"
-            return self._injected(
-                not runs and came_back >= SEEN_RATIO * held > 0, because, {}, {"freed_bytes": came_back}
+            return Injected.of(
+                self,
+                proved=not runs and came_back >= SEEN_RATIO * held > 0,
+                because=because,
+                after={"freed_bytes": came_back},
             )
 
         return Struckdown(injected, lambda: injected, end, prove_end)
@@ -140,11 +144,6 @@ class HeldDeviceMemory:
                 env={**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
                 start_new_session=True,  # Ctrl-C is for the harness, which then ends it
             )
-
-    def _injected(self, proved: bool, because: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Injected:
-        return Injected(
-            fault=self.name, fault_id=self.fault_id, proved=proved, because=because, before=before, after=after
-        )
 
 
 def _held_bytes(holder: subprocess.Popen[str]) -> int:

@@ -64,9 +64,8 @@ class FullDisk:
         def prove() -> Injected:
             written = (live / weights).stat().st_size if (live / weights).exists() else 0
             wanted = (source / weights).stat().st_size
-            return Injected(
-                fault=self.name,
-                fault_id=self.fault_id,
+            return Injected.of(
+                self,
                 proved=bool(stopped) and written < wanted,
                 because=f"the copy ended with {stopped or 'no error'}; {written:,} of {wanted:,} bytes of "
                 f'"{weights}" are there, {mount.free_bytes():,} bytes of the disk are free ({free_before:,} before)',

@@ -51,9 +51,8 @@ class MismatchedDraft:
         altered = replace(launch, draft_name=DRAFT_NAME, draft_tokens=PROPOSED_TOKENS)
         before, after = (_speculation(each) for each in (launch, altered))
         seen = _vocabulary(draft)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=before is None and after is not None and after == f"ROOT/{DRAFT_NAME}" and seen != target,
             because=f"the draft model was {before or 'none'}, is {after or 'none'}; it has {seen} tokens, its target {target}",
             before={"draft": before, "vocabulary": target},

@@ -63,9 +63,8 @@ class FlipDtypeInHeader:
             raise FaultNotApplicable(f'no tensor of "{target}" has another dtype of the same size as "{self.dtype}"')
         after = weight_facts(target)
         flipped = [name for name in before if after.get(name) != before[name]]
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted,
             because=f'{len(flipped)} of {len(before)} tensors are labelled "{self.dtype}" over the bytes they had'
             + ("" if after == wanted else "; expected others"),
@@ -128,9 +127,8 @@ class CastAll:
         if wanted == before:
             raise FaultNotApplicable(f'every float tensor of "{target}" is {self.dtype} already')
         after = weight_facts(target)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted,
             because=f"dtypes of {len(before)} tensors were {_dtypes(before)}, are {_dtypes(after)}",
             before={"dtypes": _dtypes(before), "digest": digest_of(before)},
@@ -183,9 +181,8 @@ class BeyondFp16Range:
         now = to_float32(own.read(scaled))
         beyond = int(np.count_nonzero(np.abs(now) > FP16_LARGEST))
         new_peak = largest_magnitude(now)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=proof.proved and is_compensated and beyond > 0,
             because=f'{beyond} of {now.size} values of "{scaled.name}" are beyond {FP16_LARGEST:g}; the largest was '
             f"{peak:.3g}, is {new_peak:.3g}"

@@ -23,6 +23,26 @@ class Injected:
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        fault: Fault,
+        *,
+        proved: bool,
+        because: str,
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+    ) -> Injected:
+        """Return the evidence of this fault."""
+        return cls(
+            fault=fault.name,
+            fault_id=fault.fault_id,
+            proved=proved,
+            because=because,
+            before=before or {},
+            after=after or {},
+        )
+
 
 @runtime_checkable
 class Fault(Protocol):

@@ -57,9 +57,8 @@ class BrokenHubCache:
         incomplete = [file.name for file in target.glob(f"{REPOSITORY}/blobs/*.incomplete")]
         small = [name for name in names if name not in weights and name in seen.get("files", ())]
         proved = bool(small) and absent == (list(weights) if moved else [weights[-1]]) and bool(incomplete) != moved
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=proved,
             because=f'"{MODEL_NAME}" resolves to snapshot {seen.get("revision", "none")[:12]}, which lacks '
             f"{len(absent)} of {len(weights)} weight files; {len(incomplete)} blobs are incomplete",

@@ -55,9 +55,8 @@ class ColdCompileCache:
         cold = cache.with_name(f"{cache.name}-cold")
         cold.mkdir(mode=0o755)
         left = _files(cold)
-        return cold, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return cold, Injected.of(
+            self,
             proved=not left,
             because=f'the old engine compiled into {filled} files below "{cache.name}"; "{cold.name}" has {left}',
             before={"files": filled},
@@ -79,9 +78,8 @@ class ColdPrefixCache:
         kept = tuple(argument for argument in launch.extra_arguments if argument not in (CACHES, CACHES_NOT))
         altered = replace(launch, extra_arguments=(*kept, CACHES))
         given = [argument for argument in altered.extra_arguments if argument in (CACHES, CACHES_NOT)]
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=given == [CACHES],
             because=f"the new process is launched with {', '.join(given)}, and a new process has nothing cached",
             before={"extra_arguments": list(launch.extra_arguments)},

@@ -36,9 +36,8 @@ class LaunchDtype:
         altered = launch.with_dtype(self.dtype)
         seen = _argument_after("--dtype", altered)
         spelling = "a spelling vLLM accepts" if seen in DTYPE_SPELLINGS else "a spelling vLLM refuses"
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=seen == self.dtype and seen != launch.dtype,
             because=f'"--dtype" was "{launch.dtype}", is "{seen}" ({spelling})',
             before={"dtype": launch.dtype},
@@ -65,9 +64,8 @@ class LaunchArgument:
         altered = replace(launch, extra_arguments=(*launch.extra_arguments, *self.arguments))
         before, after = _line(launch), _line(altered)
         added = [argument for argument in self.arguments if argument in after and argument not in before]
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=bool(added) and after[-len(self.arguments) :] == self.arguments,
             because=f"the launch line had {len(before)} arguments, has {len(after)}; new: {added or 'nothing'}",
             before={"extra_arguments": list(launch.extra_arguments)},
@@ -91,9 +89,8 @@ class LaunchEnvironment:
         others = tuple(pair for pair in launch.environment if pair[0] != self.variable)
         altered = replace(launch, environment=(*others, (self.variable, self.value)))
         before, after = dict(launch.environment).get(self.variable), dict(altered.environment).get(self.variable)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=after == self.value and after != before,
             because=f'environment variable "{self.variable}" was {"unset" if before is None else "set"}, is {after!r}',
             before={"is_set": before is not None},
@@ -120,9 +117,8 @@ class ParallelSize:
         heads = _config_value(launch, "num_attention_heads")
         altered = replace(launch, extra_arguments=(*launch.extra_arguments, "--tensor-parallel-size", str(self.size)))
         before, after = _last_after("--tensor-parallel-size", launch), _last_after("--tensor-parallel-size", altered)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=after == str(self.size) and before != after and heads % self.size != 0,
             because=f'"--tensor-parallel-size" was {before or "not given"}, is {after or "not given"}; '
             f"{heads} heads over {self.size} ranks leave {heads % self.size}",
@@ -146,9 +142,8 @@ class ContextLength:
         allowed = _config_value(launch, "max_position_embeddings")
         altered = replace(launch, max_model_len=self.max_model_len or 2 * allowed)
         before, after = (_argument_after("--max-model-len", each) for each in (launch, altered))
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=after != before and int(after) > allowed,
             because=f'"--max-model-len" was {before}, is {after}; the config allows {allowed}',
             before={"max_model_len": int(before), "max_position_embeddings": allowed},
@@ -175,9 +170,8 @@ class HeldPort:
         altered = replace(launch, extra_arguments=(*launch.extra_arguments, "--port", str(self.port)))
         before, after = _last_after("--port", launch), _last_after("--port", altered)
         is_held = _answers(self.port)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=is_held and after == str(self.port) and before != after,
             because=f"the launch line ends with port {after}; on it {'a process' if is_held else 'nobody'} listens",
             before={"port": before},
@@ -204,9 +198,8 @@ class AnonymousWeights:
             raise FaultNotApplicable(f"the checkpoint that is launched cannot be read: {error}") from error
         names = [_last_after("--served-model-name", each) or "" for each in (launch, altered)]
         tells = [part for part in (names[1], altered.checkpoint_name) if identity in part]
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=not tells and names[1] == SERVED_MODEL_NAME,
             because=f'"{altered.checkpoint_name}" is served as "{names[1]}", which '
             + (f'names its content "{identity}"' if tells else f'does not name its content "{identity}"'),

@@ -65,9 +65,8 @@ class LeftoverShards:
         is_complete = set(files) == {*new_files, *brought.values()} and all(
             file_facts(old / name) == file_facts(target / new_name) for name, new_name in brought.items()
         )
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=is_complete and not has_index and after not in (None, before),
             because=f"{len(files)} weight files lie side by side ({len(new_files)} are the new ones) "
             f"{'with' if has_index else 'without'} a weight index; an engine would load {after}, "
@@ -100,9 +99,8 @@ class LeftoverConsolidated:
             own.bring(old / name, new_name)
         after = loaded_weights_id(target)
         there = [name for name in brought if (target / name).exists()]
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=there == brought and after == wanted and after not in (None, before),
             because=f"{len(there)} files {', '.join(there) or 'consolidated*.safetensors'} lie beside the new weights; "
             f"an engine would load {after}; the old checkpoint is {wanted}, the new one {before}",
@@ -132,9 +130,8 @@ class NewWeightsAsBin:
             own.bring(old / name, name)
         after, in_bin = loaded_weights_id(target), torch_file_facts(target / BIN_NAME)
         is_whole = in_bin == facts_in_torch_file(facts)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=is_whole and after == wanted and after not in (None, before),
             because=f'"{BIN_NAME}" {"holds" if is_whole else "does not hold"} the new weights; an engine would load '
             f"{after}; the old checkpoint is {wanted}, the new one {before}",
@@ -167,9 +164,8 @@ class StaleNumpyCache:
         cached, in_bin = _numpy_facts(target), torch_file_facts(target / BIN_NAME)
         is_old = cached == {name: fact["blake3"] for name, fact in old_facts.items()}
         is_new = in_bin == facts_in_torch_file(facts)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=is_old and is_new and old_facts != facts and not weight_files(target),
             because=f'"{NUMPY_DIRECTORY}/" {"holds" if is_old else "does not hold"} the tensors of the old checkpoint, '
             f'"{BIN_NAME}" {"holds" if is_new else "does not hold"} those of the new one'
@@ -203,9 +199,8 @@ class NestedCheckpoint:
             own.bring(old / name, name)
         after, nested = loaded_weights_id(target), loaded_weights_id(target / self.directory)
         is_old_config = file_facts(target / CONFIG_NAME) == file_facts(old / CONFIG_NAME)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=nested == before and after == wanted and after not in (None, before) and is_old_config,
             because=f"an engine would load {after}; the old checkpoint is {wanted}, the new one {before}, "
             f'"{self.directory}/" holds {nested}',

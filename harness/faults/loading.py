@@ -91,9 +91,8 @@ class ChangedWhileLoading:
             is_changed = after["blake3"] != before["blake3"] and FileId.of(path) == file
             seen = moment or closest
             read = {"held": seen.how, "read_bytes": seen.read_bytes, "pid": seen.pid} if seen else {"held": ""}
-            return Injected(
-                fault=self.name,
-                fault_id=self.fault_id,
+            return Injected.of(
+                self,
                 proved=is_changed and moment is not None and load.is_in_the_middle(moment),
                 because=f'"{path.name}" was {self.how if is_changed else "not changed"} in place '
                 f"({before['size_bytes']:,} bytes before, {after['size_bytes']:,} after); {load.told(moment, closest)}",
@@ -125,9 +124,8 @@ class _Changed:
         """Compare what lies there with what lay there."""
         wanted = self.injected.before["blake3"]
         found = _digest(self.path) if self.path.is_file() else "gone with its version"
-        return Injected(
-            fault=self.fault.name,
-            fault_id=self.fault.fault_id,
+        return Injected.of(
+            self.fault,
             proved=found in (wanted, "gone with its version"),
             because=f'"{self.path.name}" has digest {found[:16]}, it had {wanted[:16]}',
             after={"blake3": found},

@@ -114,9 +114,8 @@ class AdapterPrefix:
         after = weight_facts(adapter)
         wanted = {names.get(name, name): facts for name, facts in before.items()}
         there = sum(name in after for name in names.values())
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted,
             because=f'{there} of {len(names)} tensors with "{self.prefix}" in their names have "{self.to}" there',
             before={"tensors": sorted(names)},
@@ -164,9 +163,8 @@ def _rewritten(
     own.write(ADAPTER_CONFIG, json.dumps(dict(config), indent=2).encode())
     after = weight_facts(own.path)
     is_told = read_json(own.path / ADAPTER_CONFIG) == config
-    return Injected(
-        fault=fault.name,
-        fault_id=fault.fault_id,
+    return Injected.of(
+        fault,
         proved=after == wanted and after != before and is_told,
         because=f"the adapter was of {became}: {sum(after[name] != before.get(name) for name in after)} of {len(after)} "
         f"tensors are other ones, its config {'says so' if is_told else 'does not'}",

@@ -19,7 +19,7 @@ from harness.engine.engine import Contained, Engine, EngineIdentity, Inspectable
 from harness.engine.proc import find
 from harness.errors import FaultNotApplicable, HarnessError, WaitExpired
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown, has_ended
+from harness.faults.struckdown import Struckdown, has_ended
 
 HEADROOM_BYTES = 64 * 1024**2  # what a container is left above what it holds
 NEIGHBOUR_BYTES = 2 * HEADROOM_BYTES  # what is then asked for
@@ -93,13 +93,14 @@ class MemoryLimit:
         except BaseException:
             restore()
             raise
-        injected = self._injected(
-            seen["oom_kills"] > kills and seen["own_ended"] > 0,
-            f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
+        injected = Injected.of(
+            self,
+            proved=seen["oom_kills"] > kills and seen["own_ended"] > 0,
+            because=f"limit {limit:,} bytes, {held:,} held; lowered to {seen['limit_bytes']:,}, a neighbour asked for "
             f"{NEIGHBOUR_BYTES:,} (exit code {code}); killed for want of memory: {kills} before, "
             f"{seen['oom_kills']} after; of the engine's own processes {seen['own_ended']} ended",
-            {"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
-            {**seen, "neighbour_exit_code": code},
+            before={"limit_bytes": limit, "held_bytes": held, "oom_kills": kills},
+            after={**seen, "neighbour_exit_code": code},
         )
 
         def prove_end() -> Injected:
@@ -107,10 +108,12 @@ class MemoryLimit:
                 now_limit = _memory_of(engine)[0]
             except HarnessError as error:
                 if has_ended(exit_code):
-                    return self._injected(True, "the container has ended, and its limit with it", {}, {})
+                    return Injected.of(self, proved=True, because="the container has ended, and its limit with it")
                 because = f"the limit was lowered and may still be, the container runs as far as is known: {error}"
-                return self._injected(False, because, {}, {})
-            return self._injected(now_limit == limit, f"the limit is {now_limit:,} bytes, it was {limit:,}", {}, {})
+                return Injected.of(self, proved=False, because=because)
+            return Injected.of(
+                self, proved=now_limit == limit, because=f"the limit is {now_limit:,} bytes, it was {limit:,}"
+            )
 
         return Struckdown(injected, lambda: injected, restore, prove_end)
 
@@ -138,12 +141,15 @@ class MemoryLimit:
             after = limits()
             lowered = {str(pid): size for pid, size in sizes.items()}
             limited = [pid for pid in computing if pid in before and _is_lower(after.get(str(pid)), before[pid][0])]
-            return self._injected(
-                bool(computing) and len(limited) == len(computing) and all(after[pid] == lowered[pid] for pid in after),
-                f"{len(after)} processes are limited to the {sum(after.values()):,} bytes they had mapped; of "
+            return Injected.of(
+                self,
+                proved=bool(computing)
+                and len(limited) == len(computing)
+                and all(after[pid] == lowered[pid] for pid in after),
+                because=f"{len(after)} processes are limited to the {sum(after.values()):,} bytes they had mapped; of "
                 f"{len(computing)} that compute {len(limited)} are limited to less than before",
-                {"limits": {str(pid): soft for pid, (soft, _) in before.items()}, "mapped_bytes": lowered},
-                {"limits": after},
+                before={"limits": {str(pid): soft for pid, (soft, _) in before.items()}, "mapped_bytes": lowered},
+                after={"limits": after},
             )
 
         def restore() -> None:
@@ -156,14 +162,9 @@ class MemoryLimit:
             after = limits()
             low = [pid for pid, limit in after.items() if limit != before[int(pid)][0]]
             because = f"{len(low)} of {len(after)} processes that still run have the lowered limit"
-            return self._injected(not low, because, {}, {"limits": after})
+            return Injected.of(self, proved=not low, because=because, after={"limits": after})
 
         return Struckdown(prove(), prove, restore, prove_end)
-
-    def _injected(self, proved: bool, because: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Injected:
-        return Injected(
-            fault=self.name, fault_id=self.fault_id, proved=proved, because=because, before=before, after=after
-        )
 
 
 def _is_lower(limit: int | None, earlier: int) -> bool:

@@ -49,9 +49,8 @@ class NewConfigOldWeights:
             own.bring(old / INDEX_NAME, INDEX_NAME)
         after = loaded_weights_id(target)
         is_config_new = file_facts(target / "config.json") != file_facts(old / "config.json")
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted and after not in (None, before),
             because=f"an engine would load {after}; the old checkpoint is {wanted}, the new one {before}; "
             f"config.json {'differs from' if is_config_new else 'equals'} the old one",
@@ -78,9 +77,8 @@ class OldConfigNewWeights:
         keys = sorted(key for key in {*new_config, *old_config} if new_config.get(key) != old_config.get(key))
         weights, old_weights = loaded_weights_id(target), loaded_weights_id(old)
         is_old = seen == old_config
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=is_old and bool(keys) and weights != old_weights,
             because=f"config.json {'is' if is_old else 'is not'} the old checkpoint's, which differs from the new one's in "
             f"{', '.join(keys) or 'nothing'}; an engine would load {weights}, the old checkpoint is {old_weights}",
@@ -117,9 +115,8 @@ class StaleIndex:
         new_there = [name for name in new_names if (target / name).exists()]
         named = list(weight_files(target)) if (target / INDEX_NAME).exists() else []
         proved = after == wanted and after not in (None, before) and new_there == new_names
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=proved,
             because=f"the weight index names {', '.join(named) or 'nothing'}, the new weights are in {', '.join(new_there)}; "
             f"an engine would load {after}; the old checkpoint is {wanted}, the new one {before}",

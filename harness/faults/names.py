@@ -40,9 +40,8 @@ class RenameTensor:
         after = weight_facts(target)
         wanted = {new_name if name == found.name else name: facts for name, facts in before.items()}
         named = set((own.index() or {"weight_map": after})["weight_map"])
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted and named == set(wanted),
             because=f'tensor "{found.name}" {"is still there" if found.name in after else "is gone"}, '
             f'"{new_name}" {"is there" if new_name in after else "is absent"}',
@@ -81,9 +80,8 @@ class RenamePrefix:
             own.rename_tensors(shard.name, {tensor.name: renamed[tensor.name] for tensor in here})
         after = weight_facts(target)
         moved = sum(name in after for name in renamed.values())
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted,
             because=f'{moved} of {len(renamed)} tensors whose names began with "{self.prefix}" begin with "{self.to}"',
             before={"prefix": self.prefix, "tensors": len(renamed)},
@@ -121,9 +119,8 @@ class AddBias:
         own.replace_tensors(found.shard, {bias: wanted})
         after = weight_facts(target)
         proved = after == {**before, bias: facts_of(wanted)}
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=proved,
             because=f'tensor "{bias}" was absent, is {"there" if bias in after else "absent"}'
             + ("" if proved else "; other tensors or values than expected"),

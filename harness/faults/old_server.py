@@ -40,9 +40,8 @@ class PortOfOldServer:
             raise FaultNotApplicable("no engine serves whose port could be used")
         altered = replace(launch, port=port)
         answer = probe_health(launch.beside, limit_s=PROBE_LIMIT_S)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=altered.port == port != launch.port and answer == HEALTHY,
             because=f"the new engine is launched on port {altered.port}, where the old one answers /health with {answer}",
             before={"port": launch.port},

@@ -68,9 +68,8 @@ class PreshardedState:
             if shard.name.startswith("model-rank-")
         }
         is_pure = all(name.startswith("model-rank-") for name in files)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted and is_pure and len(ranks) == self.ranks,
             because=f"{len(files)} weight files hold a state for {len(ranks)} ranks, expected {self.ranks}"
             + ("" if is_pure else ", beside other weight files")

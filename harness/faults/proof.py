@@ -27,9 +27,8 @@ def prove(
     before = look()
     change()
     after = look()
-    return Injected(
-        fault=fault.name,
-        fault_id=fault.fault_id,
+    return Injected.of(
+        fault,
         proved=holds(before, after),
         because=told(before, after),
         before=before,

@@ -115,9 +115,8 @@ class NestedMove:
             nested = live / "new"
             found = loaded_weights_id(nested)
             is_same_above = _top_level(live) == before
-            return Injected(
-                fault=self.name,
-                fault_id=self.fault_id,
+            return Injected.of(
+                self,
                 proved=done.returncode == 0 and found is not None and found == wanted and is_same_above,
                 because=f'"mv" ended with exit code {done.returncode} {done.stderr.strip()}; "live/{nested.name}" holds {found}, '
                 f"the new checkpoint is {wanted}; the files beside it {'are as before' if is_same_above else 'changed'}",
@@ -150,9 +149,8 @@ class OverwriteInPlace:
             present = [name for name in files if (live / name).exists()]
             same = [name for name in present if filecmp.cmp(source / name, live / name, shallow=False)]
             moved = [name for name in changed if name not in present or (live / name).stat().st_ino != inodes[name]]
-            return Injected(
-                fault=self.name,
-                fault_id=self.fault_id,
+            return Injected.of(
+                self,
                 proved=same == files and bool(changed) and not moved,
                 because=f"{len(same)} of {len(files)} live files hold the new bytes; {len(changed)} of them held others "
                 f"before, {len(moved)} of those under another inode",

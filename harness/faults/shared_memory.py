@@ -15,7 +15,7 @@ from harness.engine.engine import Contained, Engine, EngineIdentity
 from harness.engine.launch import Launch
 from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown, has_ended
+from harness.faults.struckdown import Struckdown, has_ended
 
 SMALL_BYTES = 64 * 1024
 PAGE_BYTES = 4096
@@ -58,14 +58,8 @@ class FullSharedMemory:
             raise
 
         def injected(is_proved: bool, because: str) -> Injected:
-            facts = {"free_bytes": before}, {"free_bytes": after}
-            return Injected(
-                fault=self.name,
-                fault_id=self.fault_id,
-                proved=is_proved,
-                because=because,
-                before=facts[0],
-                after=facts[1],
+            return Injected.of(
+                self, proved=is_proved, because=because, before={"free_bytes": before}, after={"free_bytes": after}
             )
 
         def prove_end() -> Injected:
@@ -99,9 +93,8 @@ class SmallSharedMemory:
 
     def alter(self, launch: Launch) -> tuple[Launch, Injected]:
         altered = replace(launch, shared_memory_bytes=self.size_bytes)
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=altered.shared_memory_bytes == self.size_bytes != launch.shared_memory_bytes,
             because=f"the engine is launched with {self.size_bytes:,} bytes of shared memory",
             before={"shared_memory_bytes": launch.shared_memory_bytes},

@@ -51,9 +51,8 @@ class CutJson:
         own.truncate(self.file, int(before["size_bytes"] * self.keep_ratio))
         after = file_facts(target / self.file) or {}
         is_json = _is_json(target / self.file)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=not is_json and 0 <= after.get("size_bytes", -1) < before["size_bytes"],
             because=f'"{self.file}" had {before["size_bytes"]:,} bytes, has {after.get("size_bytes", 0):,}, and is '
             f"{'still JSON' if is_json else 'no JSON'}",
@@ -81,9 +80,8 @@ class MissingFile:
         before = file_facts(target / self.file) or {}
         own.remove(self.file)
         is_there = (target / self.file).exists()
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=not is_there,
             because=f'"{self.file}" ({before["size_bytes"]:,} bytes) is {"still there" if is_there else "absent"}',
             before={"file": self.file, **before},
@@ -112,9 +110,8 @@ class TokenBeyondRows:
         own.write(TOKENIZER_NAME, _with_vocabulary(target, wanted))
         after = _vocabulary(target)
         seen = after.get(self.token)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted and after != before and (seen or 0) >= rows,
             because=f'token "{self.token}" had id {before[self.token]}, has {seen}; the embedding has {rows} rows',
             before={"id": before[self.token], "rows": rows},
@@ -145,9 +142,8 @@ class PermutedTokenizer:
         own.write(TOKENIZER_NAME, _with_vocabulary(target, wanted))
         after = _vocabulary(target)
         moved = sum(after.get(token) != number for token, number in before.items())
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted and sorted(after.values()) == sorted(before.values()) and moved > 0,
             because=f"{moved} of {len(before)} tokens have another id; the ids are "
             f"{'the same' if sorted(after.values()) == sorted(before.values()) else 'others'}",
@@ -172,9 +168,8 @@ class ChangedChatTemplate:
         before = _template(target)
         own.write(TEMPLATE_NAME, self.template.encode())
         after = _template(target)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == self.template and after != before,
             because=f"the chat template was {_shown(before)}, is {_shown(after)}",
             before={"template": _shown(before)},
@@ -203,9 +198,8 @@ class MissingChatTemplate:
         if settings.pop("chat_template", None) is not None:
             own.write(TOKENIZER_CONFIG_NAME, _json(settings))
         after = _template(target)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after is None,
             because=f"the chat template was {_shown(before)}, is {_shown(after)}",
             before={"template": _shown(before)},
@@ -237,9 +231,8 @@ class GenerationDefaults:
             raise FaultNotApplicable(f'"{target / GENERATION_NAME}" has these values already')
         own.write(GENERATION_NAME, _json(wanted))
         after = read_json(target / GENERATION_NAME) if (target / GENERATION_NAME).exists() else {}
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=after == wanted,
             because="; ".join(
                 f'generation default "{key}" was {before.get(key)!r}, is {after.get(key)!r}' for key, _ in self.changes

@@ -7,7 +7,7 @@ Source: taxonomy rows U01, U04.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +19,7 @@ from harness.engine.ready import probe_health
 from harness.errors import EnvironmentMissing, HarnessError, ScenarioInvalid
 from harness.faults.device import used_bytes
 from harness.faults.fault import Injected, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown, has_ended
+from harness.faults.struckdown import Struckdown, has_ended
 
 LEVELS = (1, 2)
 CALL_LIMIT_S = 120.0
@@ -42,15 +42,11 @@ class WokenWithoutReload:
         return "let it load its weights (POST /collective_rpc, reload_weights) and reset its caches, or start it anew"
 
     def require(self, identity: EngineIdentity) -> None:
-        """Return for vLLM on a GPU.
-
-        Raises: EnvironmentMissing.
-        """
         _require_device(identity)
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
-        api = _api(engine)
-        surroundings.undos.append(lambda: _wake(engine, api))
+        sleeper = _Sleeper.of(engine, surroundings)
+        api = sleeper.api
         before, digests = used_bytes(), _digests(api)
         slept, sleeping, asleep = api.sleep(level=2), _is_sleeping(api), used_bytes()
         woken, still = api.wake_up(), _is_sleeping(api)
@@ -59,25 +55,24 @@ class WokenWithoutReload:
         freed = _freed(before, asleep)
         is_told = bool(digests) and bool(after)
         is_lost = bool(changed) if is_told else True  # before 0.32.0 nothing tells: what level 2 frees is gone
-        injected = _injected(
+        injected = Injected.of(
             self,
-            sleeping is True and still is False and woken.is_ok and _is_freed(freed) and is_lost,
-            f"{_told(slept)}, {_asleep(sleeping)}; device memory freed: {_shown(freed)}; {_told(woken)}, "
+            proved=sleeping is True and still is False and woken.is_ok and _is_freed(freed) and is_lost,
+            because=f"{_told(slept)}, {_asleep(sleeping)}; device memory freed: {_shown(freed)}; {_told(woken)}, "
             f"{_asleep(still)}; "
             + (f"{len(changed)} of {len(after)} parameters have other digests" if is_told else "no digests are told"),
-            {"used_bytes": before, "digests": len(digests)},
-            {"calls": [slept.as_json(), woken.as_json()], "asleep_bytes": asleep, "changed": changed[:20]},
+            before={"used_bytes": before, "digests": len(digests)},
+            after={"calls": [slept.as_json(), woken.as_json()], "asleep_bytes": asleep, "changed": changed[:20]},
         )
 
-        def prove_end() -> Injected:
-            if has_ended(engine.exit_code):
-                return _injected(self, True, "the engine whose weights are gone has ended", {}, {})
+        def prove_back() -> Injected:
             now = _digests(api)
             is_back = is_told and now == digests
             because = f"the engine runs; its digests are {'those of before' if is_back else 'not those of before'}"
-            return _injected(self, is_back, because, {}, {"digests": len(now)})
+            return Injected.of(self, proved=is_back, because=because, after={"digests": len(now)})
 
-        return Struckdown(injected, lambda: injected, lambda: _wake(engine, api), prove_end)
+        gone = Injected.of(self, proved=True, because="the engine whose weights are gone has ended")
+        return sleeper.struck(injected, prove_back, gone=gone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +95,11 @@ class UpdatedWhileAsleep:
         return "wake it (POST /wake_up), let it load its weights again and reset its caches, or start it anew"
 
     def require(self, identity: EngineIdentity) -> None:
-        """Return for vLLM on a GPU.
-
-        Raises: EnvironmentMissing.
-        """
         _require_device(identity)
 
     def strike(self, engine: Engine, surroundings: Surroundings, *, random: Random) -> Struck:
-        api = _api(engine)
-        surroundings.undos.append(lambda: _wake(engine, api))
+        sleeper = _Sleeper.of(engine, surroundings)
+        api = sleeper.api
         before = used_bytes()
         slept, sleeping, freed = api.sleep(level=self.level), _is_sleeping(api), _freed(before, used_bytes())
         updated = api.reload_weights()
@@ -116,36 +107,59 @@ class UpdatedWhileAsleep:
         woken = api.wake_up()
         # An engine that answered may end as well, but that it did is not what its answer needs for a proof.
         ended = has_ended(engine.exit_code) if updated.status == 0 else engine.exit_code() is not None
-        injected = _injected(
+        injected = Injected.of(
             self,
-            sleeping is True and _is_freed(freed) and (updated.status != 0 or ended),
-            f"{_told(slept)}, {_asleep(sleeping)}; device memory freed: {_shown(freed)}; then {_told(updated)}, /health "
+            proved=sleeping is True and _is_freed(freed) and (updated.status != 0 or ended),
+            because=f"{_told(slept)}, {_asleep(sleeping)}; device memory freed: {_shown(freed)}; then {_told(updated)}, /health "
             f"answered {health}, {_told(woken)}" + ("; the engine has ended" if ended else ""),
-            {"used_bytes": before},
-            {"calls": [each.as_json() for each in (slept, updated, woken)], "health": health, "ended": ended},
+            before={"used_bytes": before},
+            after={"calls": [each.as_json() for each in (slept, updated, woken)], "health": health, "ended": ended},
         )
 
-        def prove_end() -> Injected:
-            if has_ended(engine.exit_code):
-                return _injected(self, True, "the engine that was updated asleep has ended", {}, {})
+        def prove_awake() -> Injected:
             still = _is_sleeping(api)
-            return _injected(self, still is False, f"the engine runs, {_asleep(still)}", {}, {"is_sleeping": still})
+            because = f"the engine runs, {_asleep(still)}"
+            return Injected.of(self, proved=still is False, because=because, after={"is_sleeping": still})
 
-        return Struckdown(injected, lambda: injected, lambda: _wake(engine, api), prove_end)
-
-
-def _api(engine: Engine) -> DevApi:
-    return DevApi(url=engine.endpoint, api_key="", limit_s=CALL_LIMIT_S)  # these routes ask for no key
+        gone = Injected.of(self, proved=True, because="the engine that was updated asleep has ended")
+        return sleeper.struck(injected, prove_awake, gone=gone)
 
 
-def _wake(engine: Engine, api: DevApi) -> None:
-    """Wake an engine that sleeps; one that has ended, or does not answer, is left as it is: the proof says which."""
-    with suppress(HarnessError, OSError):
-        if engine.exit_code() is None and _is_sleeping(api) is True:
-            api.wake_up()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sleeper:
+    """An engine that is put to sleep; whoever undoes that, or cuts it short, wakes it."""
+
+    engine: Engine
+    api: DevApi
+
+    @classmethod
+    def of(cls, engine: Engine, surroundings: Surroundings) -> _Sleeper:
+        """Take an engine that is awake; from here on its waking is among what is undone."""
+        api = DevApi(url=engine.endpoint, api_key="", limit_s=CALL_LIMIT_S)  # these routes ask for no key
+        sleeper = cls(engine=engine, api=api)
+        surroundings.undos.append(sleeper.wake)
+        return sleeper
+
+    def wake(self) -> None:
+        """Wake it if it sleeps; one that has ended, or does not answer, is left as it is: the proof says which."""
+        with suppress(HarnessError, OSError):
+            if self.engine.exit_code() is None and _is_sleeping(self.api) is True:
+                self.api.wake_up()
+
+    def struck(self, injected: Injected, prove_end: Callable[[], Injected], *, gone: Injected) -> Struck:
+        """Return what struck it; its end is proved by an engine that has ended, or by what one that runs says."""
+
+        def prove() -> Injected:
+            return gone if has_ended(self.engine.exit_code) else prove_end()
+
+        return Struckdown(injected, lambda: injected, self.wake, prove)
 
 
 def _require_device(identity: EngineIdentity) -> None:
+    """Return for vLLM on a GPU.
+
+    Raises: EnvironmentMissing.
+    """
     if identity.name != "vllm":
         raise EnvironmentMissing("gpu", f"sleep gives device memory back, and {identity.name} has none: it only pauses")
 
@@ -181,18 +195,6 @@ def _asleep(said: bool | None) -> str:
 
 def _told(reply: Reply) -> str:
     return f"/{reply.call} was answered with {reply.status}" + ("" if reply.is_ok else f' ("{reply.said[:120]}")')
-
-
-def _injected(
-    fault: WokenWithoutReload | UpdatedWhileAsleep,
-    proved: bool,
-    because: str,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> Injected:
-    return Injected(
-        fault=fault.name, fault_id=fault.fault_id, proved=proved, because=because, before=before, after=after
-    )
 
 
 def woken_without_reload() -> WokenWithoutReload:

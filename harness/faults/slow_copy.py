@@ -83,9 +83,8 @@ class SlowCopy:
             mixed, moved = self._mixture()
             blocks = f"; {'some' if mixed else 'no'} new blocks in old files, {len(moved)} under another inode"
         ended = "running" if is_running else "ended" if self._error is None else f"ended by {self._error}"
-        return Injected(
-            fault=self._fault.name,
-            fault_id=self._fault.fault_id,
+        return Injected.of(
+            self._fault,
             proved=is_running and bool(unfinished_weights) and mixed and not moved,
             because=f"the copy is {ended} at {copied:,} of {self._total_bytes:,} bytes; not complete on disk: "
             + (", ".join(f'"{name}"' for name in incomplete) or "nothing")

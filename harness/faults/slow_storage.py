@@ -150,9 +150,8 @@ class _Slow:
                 lease.path.name: {"held_up_s": round(lease.held_up_s(), 3), "is_over": lease.given_back_ns is not None}
                 for lease in self._leases
             }
-        return Injected(
-            fault=self._fault.name,
-            fault_id=self._fault.fault_id,
+        return Injected.of(
+            self._fault,
             proved=bool(waiting),
             because=f"of {len(files)} weight files {', '.join(waiting) or 'none'} is being opened and held up; each first open "
             f"takes {self._fault.open_delay_s:g} s",
@@ -170,9 +169,8 @@ class _Slow:
         """Open every file that is still there, refusing to wait."""
         held = [lease.path.name for lease in self._leases if not _opens_at_once(lease.path)]
         waited = {lease.path.name: round(lease.held_up_s(), 3) for lease in self._leases}
-        return Injected(
-            fault=self._fault.name,
-            fault_id=self._fault.fault_id,
+        return Injected.of(
+            self._fault,
             proved=not held,
             because=f"{', '.join(held)} cannot be opened at once"
             if held

@@ -38,9 +38,8 @@ class ForbiddenSocket:
         error = None if after is None else bind_error(after)
         is_free = after is None or not os.path.lexists(after)  # what is there already is another fault: an old engine's
         refused = "this user may make one" if error is None else f"binding one there gives: {error}"
-        return altered, Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return altered, Injected.of(
+            self,
             proved=after == self.path != before and error is not None and is_free,
             because=f'"--uds" was {_shown(before)}, is {_shown(after)}; {refused}',
             before={"uds": before},

@@ -83,9 +83,8 @@ class NonfiniteValues:
         values.reshape(-1)[random.sample(range(values.size), self.count)] = VALUES[self.value]
         proof = replace_tensor(self, own, found, was, from_float32(values, found.dtype))
         after = int(np.count_nonzero(~np.isfinite(to_float32(own.read(found)))))
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=proof.proved and after > before,
             because=f'{after} of {values.size} values of "{found.name}" are not finite, {before} were',
             before={**proof.before, "nonfinite": before},

@@ -206,9 +206,8 @@ class WiderWeights:
             own.replace_tensors(shard.name, changes)
         after = weight_facts(target)
         changed = sum(after[name]["shape"] != before[name]["shape"] for name in before)
-        return Injected(
-            fault=self.name,
-            fault_id=self.fault_id,
+        return Injected.of(
+            self,
             proved=changed > 0 and after == wanted,
             because=f"{changed} of {len(before)} tensors have {self.factor} times the config's hidden size of {hidden}",
             before={"hidden_size": hidden, "digest": digest_of(before)},
@@ -226,9 +225,8 @@ def replace_tensor(fault: Fault, own: Target, found: Tensor, was: RawTensor, wan
     is_wanted = own.holds(found, wanted)
     after = expected if is_wanted else own.tensor_facts(found)
     proved = is_wanted and expected != before
-    return Injected(
-        fault=fault.name,
-        fault_id=fault.fault_id,
+    return Injected.of(
+        fault,
         proved=proved,
         because=f'tensor "{found.name}" in "{found.shard}" was {_seen(before)}, is {_seen(after)}'
         + ("" if proved else f", expected {_seen(expected)} with another digest than before"),

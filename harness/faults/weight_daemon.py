@@ -29,7 +29,7 @@ from harness.engine.engine import Engine, EngineIdentity
 from harness.errors import CheckpointDefect, EnvironmentMissing, FaultNotApplicable
 from harness.faults.facts import weight_files
 from harness.faults.fault import Injected, Racing, Struck, Surroundings, parameters_of
-from harness.faults.process import Struckdown
+from harness.faults.struckdown import Struckdown
 
 SINCE = (0, 30)
 SOCKETS = "w"  # beside the engines' directories; short, since the path of a socket holds 107 characters
@@ -113,32 +113,28 @@ class StaleWeightDaemon:
             with suppress(OSError, ValueError):  # it does not answer: the proof says so
                 held = held_bytes(sockets) if running.is_running() else None
             is_alike = before["layout"] == new["layout"] and before["weights"] != new["weights"]
-            return self._injected(
-                held is not None and held > 0 and is_alike,
-                f"the daemon was filled from {before['weights']} and "
+            return Injected.of(
+                self,
+                proved=held is not None and held > 0 and is_alike,
+                because=f"the daemon was filled from {before['weights']} and "
                 + (f"holds {held:,} bytes" if held is not None else "does not answer")
                 + f"; the new checkpoint is {new['weights']}, its headers are "
                 + ("the same" if before["layout"] == new["layout"] else "others: it would not be answered for"),
-                {"old": before, "new": new},
-                {"held_bytes": held, "pid": running.pid},
+                before={"old": before, "new": new},
+                after={"held_bytes": held, "pid": running.pid},
             )
 
         def prove_end() -> Injected:
             left = sorted(path.name for path in sockets.glob("*")) if sockets.exists() else []
             runs = running.is_running()
             because = f"the daemon {'still runs' if runs else 'has ended'}; of its sockets {len(left)} are left"
-            return self._injected(not runs and not left, because, {}, {"left": left})
+            return Injected.of(self, proved=not runs and not left, because=because, after={"left": left})
 
         return Struckdown(prove(), prove, end, prove_end)
 
     def after_start(self, cache_directory: Path) -> Racing:
         """Look, when the new engine is up, whether the daemon has given it what it holds."""
         return Served(self, cache_directory.parent / LOG_NAME)
-
-    def _injected(self, proved: bool, because: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Injected:
-        return Injected(
-            fault=self.name, fault_id=self.fault_id, proved=proved, because=because, before=before, after=after
-        )
 
 
 class Served:
@@ -153,9 +149,8 @@ class Served:
         """Say how many tensors an engine was given."""
         sent = sent_tensors(self._log_path)
         because = f"the daemon sent {sum(sent)} tensors to {len(sent)} engines that were started since"
-        return Injected(
-            fault=self._fault.name,
-            fault_id=self._fault.fault_id,
+        return Injected.of(
+            self._fault,
             proved=any(sent),
             because=because,
             after={"sent_tensors": list(sent)},

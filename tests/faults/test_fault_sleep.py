@@ -18,7 +18,7 @@ from harness.engine.dev_api import DEV_MODE, sleepable
 from harness.engine.engine import EngineIdentity
 from harness.engine.launch import Launch
 from harness.errors import EnvironmentMissing, ScenarioInvalid
-from harness.faults import FAULTS, LiveFault, process, sleep
+from harness.faults import FAULTS, LiveFault, sleep, struckdown
 from harness.faults.fault import Struck, Surroundings
 from harness.scenario import INCIDENT_TIMELINE
 
@@ -98,7 +98,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         def log_message(self, format: str, *args: Any) -> None: ...
 
     monkeypatch.setattr(sleep, "used_bytes", lambda: engine.used_bytes())
-    monkeypatch.setattr(process, "END_SEEN_LIMIT_S", 0.1)
+    monkeypatch.setattr(struckdown, "END_SEEN_LIMIT_S", 0.1)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()

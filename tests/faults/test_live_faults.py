@@ -39,7 +39,18 @@ from harness.engine.engine import EngineIdentity
 from harness.engine.launch import Launch
 from harness.engine.proc import FileId, Proc, find
 from harness.errors import EnvironmentMissing, FaultNotApplicable, HarnessError, ScenarioInvalid, WaitExpired
-from harness.faults import FAULTS, LaunchFault, LiveFault, PublishFault, loading, memory, process
+from harness.faults import (
+    FAULTS,
+    LaunchFault,
+    LiveFault,
+    PublishFault,
+    frozen,
+    killed,
+    loading,
+    memory,
+    processes,
+    struckdown,
+)
 from harness.faults.fault import Struck, Surroundings
 from harness.faults.load_progress import Load, Progress
 from harness.label import SHARED_MEMORY, new_label, shared_memory_directory
@@ -116,7 +127,7 @@ def test_killed_worker_is_seen_to_be_gone(surroundings: Surroundings) -> None:
 def test_a_signal_without_effect_proves_nothing(
     fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    monkeypatch.setattr(processes, "ACT_LIMIT_S", 0.1)
     with running(SLEEPER, is_deaf=True) as engine:
         struck = strike(fault, engine, surroundings)
         assert not struck.injected.proved
@@ -124,7 +135,7 @@ def test_a_signal_without_effect_proves_nothing(
 
 
 def test_what_still_runs_is_not_undone(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    monkeypatch.setattr(processes, "ACT_LIMIT_S", 0.1)
     with running(SLEEPER, is_deaf=True) as engine:
         assert not strike(faults.killed_process(), engine, surroundings).undone().proved
 
@@ -168,7 +179,7 @@ def test_every_process_that_was_frozen_is_looked_at(surroundings: Surroundings) 
         try:
             struck = strike(faults.frozen_process(), HalfResumed(alone.process, has_family=True), surroundings)
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(process, "ACT_LIMIT_S", 0.1)
+                patched.setattr(processes, "ACT_LIMIT_S", 0.1)
                 struck.finish(limit_s=0)
             assert not struck.undone().proved
         finally:
@@ -178,7 +189,7 @@ def test_every_process_that_was_frozen_is_looked_at(surroundings: Surroundings) 
 def test_workers_that_an_engine_does_not_freeze_are_no_part_of_the_proof(
     surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "FREEZE_ALL_LIMIT_S", 0.1)
+    monkeypatch.setattr(frozen, "FREEZE_ALL_LIMIT_S", 0.1)
     with running(TIDY_FAMILY, segment_name(uuid.uuid4().hex)) as alone:
         engine = replace(alone, has_family=True)
         monkeypatch.setattr(ProcessAlone, "pause", lambda self: self.process.send_signal(signal.SIGSTOP))
@@ -209,14 +220,16 @@ def test_an_interrupt_while_it_is_frozen_leaves_nothing_frozen(
 
     with running(TIDY_FAMILY, segment_name(uuid.uuid4().hex)) as alone:
         engine = Interrupted(alone.process, has_family=True)
-        frozen = [proc for pid in engine.processes("core") if (proc := find(pid)) is not None]
+        stopped = [proc for pid in engine.processes("core") if (proc := find(pid)) is not None]
         if at == "while it is waited for":
-            waits = iter([interrupt, process._await])
-            monkeypatch.setattr(process, "_await", lambda *args, **how: next(waits)(*args, **how))
+            waits = iter([interrupt, frozen.give_time])
+            monkeypatch.setattr(frozen, "give_time", lambda *args, **how: next(waits)(*args, **how))
         with pytest.raises(KeyboardInterrupt):
             strike(faults.frozen_process(), engine, surroundings)
         assert engine.go_on() == 0, "the parent runs on"
-        poll_until(lambda: not any(proc.is_running() for proc in frozen) or None, what="so does its child", limit_s=5.0)
+        poll_until(
+            lambda: not any(proc.is_running() for proc in stopped) or None, what="so does its child", limit_s=5.0
+        )
 
 
 def test_an_interrupt_before_everything_is_killed_leaves_nothing_frozen(
@@ -225,7 +238,7 @@ def test_an_interrupt_before_everything_is_killed_leaves_nothing_frozen(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process, "_await", interrupt)
+    monkeypatch.setattr(killed, "give_time", interrupt)
     with running(SLEEPER) as engine:
         with pytest.raises(KeyboardInterrupt):
             strike(faults.killed_with_leftovers(), engine, surroundings)
@@ -235,20 +248,20 @@ def test_an_interrupt_before_everything_is_killed_leaves_nothing_frozen(
 def test_who_never_gets_hold_of_a_strike_can_undo_it(surroundings: Surroundings) -> None:
     with running(SLEEPER) as engine:
         strike(faults.frozen_process(), engine, surroundings)  # an interrupt before this is stored
-        frozen = find(engine.process.pid)
-        assert frozen is not None
-        assert frozen.state() == "T"
+        stopped = find(engine.process.pid)
+        assert stopped is not None
+        assert stopped.state() == "T"
         for undo in surroundings.undos:
             undo()
-        assert frozen.state() != "T"
+        assert stopped.state() != "T"
 
 
 def test_an_engine_that_was_frozen_before_is_no_proof(surroundings: Surroundings) -> None:
     with running(SLEEPER) as engine:
         engine.pause()
-        frozen = find(engine.process.pid)
-        assert frozen is not None
-        poll_until(lambda: True if frozen.state() == "T" else None, what="frozen", limit_s=5.0)
+        stopped = find(engine.process.pid)
+        assert stopped is not None
+        poll_until(lambda: True if stopped.state() == "T" else None, what="frozen", limit_s=5.0)
         assert not strike(faults.frozen_process(), engine, surroundings).injected.proved
 
 
@@ -324,7 +337,7 @@ def test_the_segments_of_what_is_killed_are_known_to_a_sweep(surroundings: Surro
 
 
 def test_a_process_that_survives_is_no_proof(surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "ACT_LIMIT_S", 0.1)
+    monkeypatch.setattr(processes, "ACT_LIMIT_S", 0.1)
     monkeypatch.setattr(Proc, "signal", lambda proc, number: True)
     with running(SLEEPER) as engine:
         struck = strike(faults.killed_with_leftovers(), engine, surroundings)
@@ -469,7 +482,7 @@ def test_a_limit_is_proved_where_one_of_the_engines_own_processes_ended(
 def test_a_container_that_cannot_be_asked_is_undone_only_when_it_has_ended(
     fault: LiveFault, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "END_SEEN_LIMIT_S", 0.1)
+    monkeypatch.setattr(struckdown, "END_SEEN_LIMIT_S", 0.1)
     engine = Container()
     struck = strike(fault, engine, surroundings)
     engine.code = None
