@@ -159,7 +159,8 @@ def tls_context(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext:
 def _chunks(response: http.client.HTTPResponse, open_socket: socket, deadline: Deadline) -> Iterator[bytes]:
     size_bytes = 0
     while True:
-        open_socket.settimeout(_remaining(deadline))
+        if not response.isclosed():  # some Pythons close it with the last byte, others with the read after it
+            open_socket.settimeout(_remaining(deadline))
         chunk = response.read1(CHUNK_BYTES)
         if not chunk:
             if response.length:  # read1 does not say that an answer of known length broke off

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import math
 import threading
@@ -173,6 +174,22 @@ def test_asks_once_with_the_key_and_returns_the_answer() -> None:
     assert seen == [("/v1/completions", "Bearer secret", body)]
     assert body["prompt"] == [[1, 5, 6], [1, 7]]
     assert (body["temperature"], body["prompt_logprobs"], body["max_tokens"]) == (0, 0, 1)
+
+
+def test_an_answer_whose_socket_is_closed_with_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 does so where the server ends the connection; here every Python does."""
+    reading = http.client.HTTPResponse.read1
+
+    def closing(response: http.client.HTTPResponse, size: int = -1) -> bytes:
+        piece = reading(response, size)
+        if response.length == 0 and response.fp is not None:
+            response.fp.close()
+            response.fp = None  # type: ignore[assignment]
+        return piece
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
+    with server(200, b'{"choices": []}', []) as endpoint:
+        assert complete(endpoint, {}, api_key=None, limit_s=10) == {"choices": []}
 
 
 @pytest.mark.parametrize(
