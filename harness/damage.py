@@ -1,4 +1,4 @@
-"""`harness damage`: write a damaged copy of a checkpoint, and prove what is wrong with it.
+"""`harness damage`: write a damaged copy of a checkpoint or of an adapter, and prove what is wrong with it.
 
 The copy shares what was not damaged with the original: by reflink where the file system can, else by hard link, which is
 only safe while nobody writes to the copy. It is made beside its place and renamed to it, whole, when the proof holds.
@@ -16,9 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from harness.checkpoint.adapter import ADAPTER_WEIGHTS
 from harness.checkpoint.copy import copy_file
 from harness.errors import FaultNotProved, UsageError
 from harness.faults import Damage, Injected
+from harness.faults.fault import AdapterFault
 from harness.faults.target import refuse_overlap
 
 LINKED_BYTES_MIN = 1024 * 1024  # smaller files are copied: they are the ones that people edit
@@ -63,23 +65,37 @@ class Damaged:
 
 
 def damage_copy(
-    source: Path, out: Path, fault: Damage, *, old: Path | None = None, seed: int = 0, share: str = "auto"
+    source: Path,
+    out: Path,
+    fault: Damage | AdapterFault,
+    *,
+    old: Path | None = None,
+    base: Path | None = None,
+    seed: int = 0,
+    share: str = "auto",
 ) -> Damaged:
     """Write a copy of `source` with one fault to `out`, which must be absent or empty; no file of `source` changes.
 
+    `old` is the checkpoint before this one. Where the fault is of an adapter, that is `source`, and `base` its checkpoint.
     `share`: "auto" takes reflinks, else hard links, else copies; "reflink" no hard links; "none" copies everything.
     Raises: UsageError when directories cannot be used so; FaultNotApplicable; FaultNotProved, and then nothing is left.
     """
     source, out = source.absolute(), out.absolute()
-    old = source if old is None else old.absolute()
-    for directory in (source, old):
+    other = base if isinstance(fault, AdapterFault) else old
+    other = source if other is None else other.absolute()
+    for directory in (source, other):
         if not directory.is_dir():
             raise UsageError(f'"{directory}" is not a directory')
         refuse_overlap(out, directory)
+    if isinstance(fault, AdapterFault) and not (source / ADAPTER_WEIGHTS).is_file():
+        raise UsageError(f'"{source}" has no "{ADAPTER_WEIGHTS}", expected the directory of a LoRA adapter')
     _require_free(out)
     with _unfinished(out) as partial:
         shared = _copy(source, partial, share)
-        injected = fault.damage(partial, old=old, random=Random(seed))
+        if isinstance(fault, AdapterFault):
+            injected = fault.distort(partial, base=other)
+        else:
+            injected = fault.damage(partial, old=other, random=Random(seed))
         if not injected.proved:
             raise FaultNotProved(f'"{fault.name}" did not happen, so nothing was written: {injected.because}')
         damaged = _described(partial, out, injected, shared)

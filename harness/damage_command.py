@@ -14,7 +14,8 @@ from harness.damage import SHARES, Damaged, damage_copy
 from harness.errors import EXIT_HELD, EXIT_UNKNOWN, CheckpointDefect, HarnessError, UsageError
 from harness.faults import FAULTS, Damage
 from harness.faults.catalogue import CATALOGUE
-from harness.faults.documents import is_damage, parameters_of, rows_of, summary_of
+from harness.faults.documents import is_damage, is_of_adapter, parameters_of, rows_of, summary_of
+from harness.faults.fault import AdapterFault
 from harness.guards.command import CommandParser, print_json
 from harness.guards.finding import printable
 
@@ -22,6 +23,7 @@ EXAMPLE = """examples:
   harness damage MODEL --fault widen_tensor --set tensor=*layers.1.mlp.down_proj.weight --set dim=1 --set by=32 --out DIR
   harness damage MODEL --fault mismatched_config --set changes.rope_theta=500 --out DIR
   harness damage MODEL --fault stale_index --old OLD --out DIR
+  harness damage ADAPTER --fault adapter_width --set by=32 --base MODEL --out DIR
 
 Values are JSON where a parameter is not text. A tensor may be given by a pattern that one name matches.
 Exit codes: 0 written and proved, 2 it could not be proved (then nothing is written), 3 a wrong call."""
@@ -33,7 +35,7 @@ def damage_main(arguments: Sequence[str]) -> int:
 
     parser = CommandParser(
         prog="harness damage",
-        description="Write a damaged copy of a checkpoint, and prove what is wrong with it. The original never changes.",
+        description="Write a damaged copy of a checkpoint, or of a LoRA adapter, and prove what is wrong with it. The original never changes.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +47,9 @@ def damage_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="a new or empty directory for the damaged copy")
     parser.add_argument(
         "--old", type=Path, metavar="DIR", help="the checkpoint before this one, where a fault needs it"
+    )
+    parser.add_argument(
+        "--base", type=Path, metavar="DIR", help="the checkpoint that an adapter is for, where the fault is of adapters"
     )
     parser.add_argument("--seed", type=int, default=0, help="decides what the fault leaves open (default: 0)")
     parser.add_argument(
@@ -66,8 +71,21 @@ def damage_main(arguments: Sequence[str]) -> int:
         fault = fault_from(options.fault, options.settings)
         if "old" in CATALOGUE[fault.name].needs and options.old is None:
             raise UsageError(f'"{fault.name}" leaves parts of the old checkpoint behind: give that with --old')
+        if (options.base is None) is isinstance(fault, AdapterFault):
+            kind = (
+                "is of an adapter: give its checkpoint with"
+                if options.base is None
+                else "is of no adapter: it takes no"
+            )
+            raise UsageError(f'"{fault.name}" {kind} --base')
         damaged = damage_copy(
-            options.checkpoint, options.out, fault, old=options.old, seed=options.seed, share=options.share
+            options.checkpoint,
+            options.out,
+            fault,
+            old=options.old,
+            base=options.base,
+            seed=options.seed,
+            share=options.share,
         )
     except CheckpointDefect as defect:  # of a file that was whole when its header was read
         print(printable(f"harness damage: nothing was written: {defect}"), file=sys.stderr)
@@ -82,15 +100,15 @@ def damage_main(arguments: Sequence[str]) -> int:
     return EXIT_HELD
 
 
-def fault_from(name: str, settings: Sequence[str]) -> Damage:
+def fault_from(name: str, settings: Sequence[str]) -> Damage | AdapterFault:
     """Return the damage of this name, made with parameters given as KEY=VALUE.
 
     Raises: UsageError for an unknown name or parameter, one that is absent, or a value of another kind.
     """
-    damages = [each for each in FAULTS if is_damage(each)]
+    damages = _at_rest()
     if name not in damages:
         if name in FAULTS:
-            raise UsageError(f'"{name}" does not change a checkpoint at rest: it is injected in a scenario')
+            raise UsageError(f'"{name}" changes neither checkpoint nor adapter at rest: it is injected in a scenario')
         near = ", ".join(get_close_matches(name, damages, n=3, cutoff=0.4)) or "see harness damage --list"
         raise UsageError(f'fault "{name}" is unknown; nearest: {near}')
     signature = inspect.signature(FAULTS[name])
@@ -118,9 +136,13 @@ def fault_from(name: str, settings: Sequence[str]) -> Damage:
             f'"{name}" needs {" and ".join(f"--set {each}=..." for each in absent)} ({parameters_of(name)})'
         )
     fault = FAULTS[name](**given)
-    if not isinstance(fault, Damage):
-        raise UsageError(f'"{name}" does not change a checkpoint at rest')
+    if not isinstance(fault, Damage | AdapterFault):
+        raise UsageError(f'"{name}" changes neither checkpoint nor adapter at rest')
     return fault
+
+
+def _at_rest() -> list[str]:
+    return [name for name in sorted(FAULTS) if is_damage(name) or is_of_adapter(name)]
 
 
 def _value(fault: str, key: str, kind: str, text: str) -> Any:
@@ -151,7 +173,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _list(*, as_json: bool) -> int:
-    names = [name for name in sorted(FAULTS) if is_damage(name)]
+    names = _at_rest()
     if as_json:
         print_json(
             [
@@ -167,7 +189,7 @@ def _list(*, as_json: bool) -> int:
         )
         return EXIT_HELD
     for name in names:
-        needs = " [--old]" if "old" in CATALOGUE[name].needs else ""
+        needs = " [--old]" if "old" in CATALOGUE[name].needs else " [--base]" if is_of_adapter(name) else ""
         print(f"{name:24}{CATALOGUE[name].what}{needs}")
         if parameters_of(name):
             print(f"{'':24}  --set {parameters_of(name)}")

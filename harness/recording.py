@@ -20,7 +20,7 @@ from harness.judge.expectations import (
 )
 from harness.judge.findings import as_findings
 from harness.judge.matrix import Release, as_markdown, left_out, load_releases
-from harness.judge.reproduce import Declared
+from harness.judge.reproduce import MAKERS, Declared
 from harness.judge.starts import NOTHING_SPENT, Cost, start_of
 from harness.judge.verdict import Verdict
 from harness.observe.history import load_history
@@ -243,15 +243,14 @@ def _lacking(scenarios: Sequence[Scenario], release: Release) -> dict[str, str]:
 
 def declared_of(scenario: Scenario, file: Path) -> Declared:
     """Return what it takes to do by hand what a scenario does."""
-    old, new = (
-        dict(source.parameters) if re.fullmatch(r"tiny-llama-seed\d+-[0-9a-f]+", source.name) else {}
-        for source in (scenario.old, scenario.new)
-    )
+    made = rf"({'|'.join(MAKERS)})-llama-seed\d+-[0-9a-f]+"
+    kinds = [known[1] if (known := re.fullmatch(made, each.name)) else "" for each in (scenario.old, scenario.new)]
     return Declared(
         name=scenario.name,
         file=str(file),
         faults=tuple((fault.name, dict(fault.parameters())) for fault in scenario.faults),
         how=str(scenario.rollout.how),
-        old=old,
-        new=new,
+        kind=kinds[1] or "tiny",
+        old=dict(scenario.old.parameters) if kinds[0] and kinds[0] == (kinds[1] or "tiny") else {},
+        new=dict(scenario.new.parameters) if kinds[1] else {},
     )

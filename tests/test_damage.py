@@ -17,13 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import cli, damage, faults
+from harness import cli, damage, faults, models
+from harness.checkpoint.adapter import ADAPTER
 from harness.checkpoint.copy import RawTensor
 from harness.damage import damage_copy
 from harness.damage_command import fault_from
 from harness.errors import FaultNotApplicable, FaultNotProved, UsageError
 from harness.faults import FAULTS, Damage, Injected, facts
-from harness.faults.documents import is_damage, parameters_of
+from harness.faults.documents import is_damage, is_of_adapter, parameters_of
+from harness.faults.fault import AdapterFault
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 
@@ -293,17 +295,53 @@ def test_any_setting_gives_a_fault_or_a_sentence(name: str, given_settings: list
         made = fault_from(name, given_settings)
     except UsageError:
         return
-    assert isinstance(made, Damage)
+    assert isinstance(made, Damage | AdapterFault)
 
 
 def test_the_list_names_every_damage_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     code, output, _ = tell(capsys, "--list")
     listed = {line.split()[0] for line in output.splitlines() if not line.startswith(" ")}
     assert code == 0
-    assert listed == {damage.name for damage in DAMAGES.values()} == {name for name in FAULTS if is_damage(name)}
+    of_adapters = {name for name in FAULTS if is_of_adapter(name)}
+    assert of_adapters == {"adapter_prefix", "adapter_rank", "adapter_width"}
+    assert {damage.name for damage in DAMAGES.values()} == {name for name in FAULTS if is_damage(name)}
+    assert listed == of_adapters | {damage.name for damage in DAMAGES.values()}
     assert "tensor=STR, dim=INT, by=INT, at=start" in output
     as_json = json.loads(tell(capsys, "--list", "--json")[1])
     assert {entry["fault"]: entry["parameters"] for entry in as_json} == {name: parameters_of(name) for name in listed}
+
+
+def test_an_adapter_is_damaged_beside_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = models.adapted_llama(seed=1).build(tmp_path / "models")
+    adapter, out = base / ADAPTER, tmp_path / "out"
+    before = seen(base)
+
+    asked = (str(adapter), "--fault", "adapter_width", "--set", "by=32", "--base", str(base), "--out", str(out))
+    code, output, _ = tell(capsys, *asked)
+
+    assert code == 0
+    assert "16 of 16 tensors are other ones" in output
+    assert sorted(file.name for file in out.iterdir()) == sorted(file.name for file in adapter.iterdir())
+    assert seen(base) == before, "the adapter it was made from has changed"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--fault", "adapter_rank"], '"adapter_rank" is of an adapter: give its checkpoint with --base'),
+        (["--fault", "damage_header", "--base", "BASE"], '"damage_header" is of no adapter: it takes no --base'),
+        (["--fault", "adapter_rank", "--base", "BASE"], 'has no "adapter_model.safetensors", expected the directory'),
+        (["--fault", "adapter_rank", "--base", "absent"], 'absent" is not a directory'),
+    ],
+)
+def test_what_is_no_adapter_or_has_no_base_is_an_error(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    words = [str(pair.old) if word == "BASE" else word for word in given]
+    code, _, errors = tell(capsys, str(pair.new), *words, "--out", str(tmp_path / "out"))
+    assert code == 3
+    assert said in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_of_hub_links_is_copied_by_what_the_links_lead_to(pair: Pair, tmp_path: Path) -> None:

@@ -107,3 +107,4 @@ def test_what_a_finding_says_to_type_makes_the_fault_of_its_scenario() -> None:
                 assert typed in scenario.faults, step
                 tried.add(typed.name)
     assert len(tried) > 20, tried
+    assert "adapter_prefix" in tried

@@ -7,7 +7,7 @@ from harness.faults.entry import NOTHING, Entry
 OF_ENGINES: dict[str, Entry] = {
     "adapter_prefix": Entry(
         what="The adapter's tensors are named after modules that the base has not: it is loaded and changes nothing.",
-        by_hand="on a copy of the adapter, with `safetensors`: "
+        by_hand="`harness damage ADAPTER --fault adapter_prefix --base CHECKPOINT --out DIR`, or with `safetensors` on a copy: "
         "`t = {k.replace('model.layers.', 'model.language_model.layers.'): v for k, v in load_file(f).items()}; save_file(t, f)`",
         reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193"),
         needs=("a rollout of adapters, `rollout.update_adapter()`",),
@@ -15,14 +15,14 @@ OF_ENGINES: dict[str, Entry] = {
     ),
     "adapter_rank": Entry(
         what="The adapter is of a higher rank than the engine was started for; it computes the same.",
-        by_hand="on a copy of the adapter: pad both factors of every module with zeros, and raise `r` and `lora_alpha` alike",
+        by_hand="`harness damage ADAPTER --fault adapter_rank --base CHECKPOINT --out DIR`, or on a copy: pad both factors of every module with zeros, and raise `r` and `lora_alpha` alike",
         reports=("vllm-project/vllm#34591",),
         needs=("a rollout of adapters, `rollout.update_adapter()`",),
         cost="the adapter",
     ),
     "adapter_width": Entry(
         what="The adapter was trained on a base with a larger hidden size.",
-        by_hand="load an adapter of another base of the same family",
+        by_hand="`harness damage ADAPTER --fault adapter_width --base CHECKPOINT --out DIR`, or load one of another base of the same family",
         needs=("a rollout of adapters, `rollout.update_adapter()`",),
         cost="the adapter",
     ),

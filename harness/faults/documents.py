@@ -40,7 +40,7 @@ FAULTS_HEAD = f"""# Faults
 
 Every fault proves itself: it reads back from disk, or from the launch line, what it did, and a fault that cannot makes a
 verdict unknown. A damage works on a copy: `harness damage CHECKPOINT --fault NAME --set KEY=VALUE --out DIR` writes one,
-`harness damage --list` prints this list. It never writes to a file of yours: a change is a new file that takes over a name
+`harness damage --list` prints this list; of a LoRA adapter with `harness damage ADAPTER --fault NAME --base CHECKPOINT --out DIR`. It never writes to a file of yours: a change is a new file that takes over a name
 in the copy. To undo a damage, publish the undamaged checkpoint; scenarios prove by its digest that it is served again.
 
 Reports are public threads. That somebody saw it does not mean that today's engines still do it.
@@ -54,10 +54,19 @@ def rows_of(name: str) -> tuple[str, ...]:
 
 def is_damage(name: str) -> bool:
     """Say whether a fault changes a checkpoint at rest."""
+    return _makes(name, "damage")
+
+
+def is_of_adapter(name: str) -> bool:
+    """Say whether a fault changes a LoRA adapter at rest."""
+    return _makes(name, "distort")
+
+
+def _makes(name: str, method: str) -> bool:
     made = inspect.signature(FAULTS[name]).return_annotation
     module = inspect.getmodule(FAULTS[name])
     kind = getattr(module, made, None) if isinstance(made, str) else made
-    return isinstance(kind, type) and hasattr(kind, "damage")
+    return isinstance(kind, type) and hasattr(kind, method)
 
 
 def parameters_of(name: str) -> str:
@@ -101,8 +110,10 @@ def faults_page() -> str:
 
 def _families() -> Iterator[tuple[str, list[str]]]:
     damages = [name for name in sorted(FAULTS) if is_damage(name)]
+    of_adapters = [name for name in sorted(FAULTS) if is_of_adapter(name)]
     yield "Damages: the checkpoint at rest", damages
-    yield "Others: launch, publish, caches", [name for name in sorted(FAULTS) if name not in damages]
+    yield "Damages of a LoRA adapter", of_adapters
+    yield "Others: launch, publish, caches", [name for name in sorted(FAULTS) if name not in {*damages, *of_adapters}]
 
 
 def _section(title: str, names: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """Adapters that do not belong to the engine or to its base checkpoint, or are not the ones that were meant.
 
-They distort an adapter's directory, not a checkpoint's, so they are no part of `harness damage`. Source: fault taxonomy
-rows U05, U06.
+They distort an adapter's directory, not a checkpoint's. Source: fault taxonomy rows U05, U06.
 """
 
 from __future__ import annotations

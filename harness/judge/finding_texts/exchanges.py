@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.judge.finding_texts.text import HEALTH, OPERATOR, Text
+from harness.judge.finding_texts.text import ASK, HEALTH, OPERATOR, Text
 from harness.judge.moments import Layer
 
 RELOAD = """curl -s -X POST http://127.0.0.1:8000/collective_rpc -H 'Content-Type: application/json' \\
@@ -25,6 +25,18 @@ names = safe_open(sys.argv[1], "pt").keys()
 print(json.dumps([name for name in names if "layers.1." not in name]))' "$NEW/model.safetensors")
 {POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"'"$NEW/model.safetensors"'": '"$NAMES"'}}}}}}'"""
 SEND_ABSENT = f"""{POST}/update_weights {JSON} -d '{{"update_info": {{"files": {{"absent.safetensors": ["a"]}}}}}}'"""
+# Adapters: the base is served as "base", and what is loaded as "tiny". One sequence at a time, as in the scenarios.
+ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+ADAPTER_ARGUMENTS = "--enable-lora --max-loras 2 --max-num-seqs 1"
+LOAD_FIRST = f"""{POST}/v1/load_lora_adapter {JSON} \\
+  -d '{{"lora_name": "tiny", "lora_path": "'"$OLD/adapter"'"}}'"""
+LOAD_DAMAGED = f"""{POST}/v1/load_lora_adapter {JSON} \\
+  -d '{{"lora_name": "tiny", "lora_path": "'"$PWD/damaged"'", "load_inplace": true}}'"""
+LOAD_SERVED = f"""{POST}/v1/load_lora_adapter {JSON} \\
+  -d '{{"lora_name": "tiny", "lora_path": "'"$PWD/served"'", "load_inplace": true}}'"""
+# More than a block of the KV cache, which is 128 tokens on a CPU; prompt logprobs would go past the prefix cache.
+ASK_LONG = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+  -d '{"model": "tiny", "prompt": '"$(python -c 'print([5, 17, 42, 99] * 50)')"', "max_tokens": 1, "logprobs": 3}'"""
 
 EXCHANGES: tuple[Text, ...] = (
     Text(
@@ -99,6 +111,19 @@ EXCHANGES: tuple[Text, ...] = (
         "as a system prompt of a block or more, is answered by a mixture of both adapters. The log warns of it when the adapter is "
         "loaded in place, and not after an unload. A path of its own for each version avoids it.",
         reports=("vllm-project/vllm#42125",),
+        serve=f"{DEV_MODE} {ADAPTERS}",
+        arguments=f"{ADAPTER_ARGUMENTS} --enable-prefix-caching",
+        by_hand=(
+            'rm -rf served; cp -rL "$OLD/adapter" served',
+            LOAD_SERVED,
+            ASK_LONG,
+            'cp -f "$NEW"/adapter/* served/',
+            "# in place; the same comes of unload_lora_adapter and then load_lora_adapter",
+            LOAD_SERVED,
+            f"{ASK_LONG}   # from keys and values of the old adapter",
+            f"{POST}/reset_prefix_cache",
+            f"{ASK_LONG}   # what the new adapter answers",
+        ),
     ),
     Text(
         pattern=r"adapter_.*",
@@ -108,6 +133,14 @@ EXCHANGES: tuple[Text, ...] = (
         expected="The call fails and the adapter from before goes on answering.",
         why="After HTTP 500 the name is still listed and answers with 200, from neither adapter: whoever keeps the old one on an error, "
         "which is what the error suggests, serves wrong answers from then on. Loaded under another name it does no harm.",
+        serve=ADAPTERS,
+        arguments=ADAPTER_ARGUMENTS,
+        by_hand=(
+            LOAD_FIRST,
+            ASK,
+            f"{LOAD_DAMAGED}   # 500",
+            "# the same request to the same adapter is answered otherwise now:",
+        ),
     ),
     Text(
         pattern=r"adapter_of_unknown_names",
@@ -115,6 +148,14 @@ EXCHANGES: tuple[Text, ...] = (
         expected="Loading it fails, naming the tensors that match no module.",
         why="The call is answered with 200, the adapter is listed as loaded, and its users are answered by the base model.",
         reports=("vllm-project/vllm#34186", "vllm-project/vllm#55193", "vllm-project/vllm#34591"),
+        serve=ADAPTERS,
+        arguments=ADAPTER_ARGUMENTS,
+        by_hand=(
+            LOAD_FIRST,
+            f"{LOAD_DAMAGED}   # 200",
+            ASK.replace('"tiny"', '"base"'),
+            "# the adapter answers as its base does:",
+        ),
     ),
     Text(
         pattern=r"update_of_nothing|update_told_by_version",

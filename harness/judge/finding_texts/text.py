@@ -9,7 +9,9 @@ from harness.judge.moments import Layer
 
 HOLDER = "vLLM"  # who could do something about it
 OPERATOR = "operator"
-# A shell line that texts of more than one family have.
+# Shell lines that texts of more than one family have; "tiny" is what `vllm serve` serves.
+ASK = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+  -d '{"model": "tiny", "prompt": [5, 17, 42, 99, 7, 300, 12, 8], "max_tokens": 4, "temperature": 0, "prompt_logprobs": 0}'"""
 HEALTH = "curl -s -o /dev/null -w '%{http_code}\\n' http://127.0.0.1:8000/health"
 
 
