@@ -74,7 +74,7 @@ class BareStart:
 
     def _hand_on(self) -> None:
         reloaded = self.service.give_away()
-        if reloaded is not None and reuse.take_back(reloaded, self.ground, self.operations.root):
+        if reloaded is not None and reuse.take_back(reloaded, self.ground, self.operations.publication.root):
             self.handover.hold(reloaded, self.ground, source=self.ground.old)
         elif reloaded is not None:
             reloaded.stop()

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.adapter_update import AdapterUpdate
 from harness.admission import preflight_refusals
 from harness.checkpoint.adapter import ADAPTER
-from harness.checkpoint.copy import private_copy
-from harness.checkpoint.difference import differing_files
 from harness.checkpoint.manifest import weights_id
 from harness.clock import now_ns, seconds_between
 from harness.engine.engine import Engine, HandedOn
@@ -28,20 +25,18 @@ from harness.faults.fault import (
     Injected,
     LaunchFault,
     LiveFault,
-    PublishFault,
     Racing,
     StartRace,
 )
-from harness.ground import LIVE, Ground
-from harness.guards import publish, purge
+from harness.ground import Ground
+from harness.guards import purge
 from harness.guards.canary import Answer
-from harness.guards.versions import MANIFEST, READY
+from harness.in_place import roll_in_place
 from harness.incident import Incident
 from harness.observe.history import EventKind
-from harness.reload import InPlace, reload_weights
+from harness.publication import Publication
 from harness.scenario import Action, Guard, Mode
 from harness.service import Service
-from harness.weight_update import WeightUpdate
 
 
 @dataclass(slots=True)
@@ -51,6 +46,7 @@ class Operations:
     ground: Ground
     service: Service
     incident: Incident = field(init=False)
+    publication: Publication = field(init=False)
     _acting: list[Acting] = field(default_factory=list)
     _refused: str = ""
     _completed: bool = False
@@ -60,23 +56,19 @@ class Operations:
 
     def __post_init__(self) -> None:
         self.incident = Incident(self.ground, self.service)
+        self.publication = Publication(self.ground)
 
     # --- before the load ---
 
     def prepare(self) -> None:
         """Lay out the old checkpoint where the engine reads it, and damage a private copy of the new one."""
-        ground = self.ground
-        self.root.mkdir(parents=True, exist_ok=True)
-        if self._publish_fault is None:
-            publish.publish(ground.old, self.root, name=LIVE)
-        else:
-            private_copy(ground.old, self.live)
-        private_copy(ground.new, self.staged)
+        ground, staged = self.ground, self.publication.staged
+        self.publication.lay_out()
         for fault in ground.scenario.faults:
             if isinstance(fault, Damage):
-                self._record(fault.damage(self.staged, old=ground.old, random=ground.random))
+                self._record(fault.damage(staged, old=ground.old, random=ground.random))
             elif isinstance(fault, AdapterFault):
-                self._record(fault.distort(self.staged / ADAPTER, base=ground.old))
+                self._record(fault.distort(staged / ADAPTER, base=ground.old))
 
     def start_old(self, running: HandedOn | None = None) -> Engine:
         """Start the engine on the old checkpoint, or take one that serves it already; see it answer rightly.
@@ -98,15 +90,16 @@ class Operations:
 
     def publish_new(self) -> None:
         """Put the new checkpoint where the engine reads it, the wrong way if the fault is one."""
-        fault = self._publish_fault
+        publication = self.publication
+        fault = publication.fault
         how = "atomic" if fault is None else fault.name
         self._event(EventKind.PUBLISH_STARTED, version="new", how=how)
         if fault is None:
-            if self._is_guarded_by(Guard.PREFLIGHT) and not self._preflight(self.staged):
+            if self._is_guarded_by(Guard.PREFLIGHT) and not self._preflight(publication.staged):
                 return
-            self._publish_damaged()
+            publication.publish_staged()
         else:
-            acting = fault.start(self.staged, self.live, random=self.ground.random)
+            acting = fault.start(publication.staged, publication.live, random=self.ground.random)
             self._acting.append(acting)
             self._record(acting.injected)
         self._event(EventKind.PUBLISH_ENDED, version="new", how=how)
@@ -123,8 +116,8 @@ class Operations:
                 cache, injected = fault.spoil(launch.compile_cache, random=self.ground.random)
                 launch = replace(launch, compile_cache=cache)
                 self._record(injected)
-        if self._publish_fault is not None and self._is_guarded_by(Guard.PREFLIGHT):
-            self._preflight(self.live)
+        if self.publication.fault is not None and self._is_guarded_by(Guard.PREFLIGHT):
+            self._preflight(self.publication.live)
         if self._refused:
             for acting in self._acting:  # no engine is started that could find it: this is what pre-flight found
                 self._record(acting.state())
@@ -166,13 +159,8 @@ class Operations:
             acting.finish(limit_s=0)  # an operator who repairs a rollout does not wait for the copy that spoilt it
         self.service.stop_failed()
         self.incident.finish()
-        if self._publish_fault is None:
-            publish.publish(ground.new, self.root, name=LIVE)
-        else:
-            repaired = ground.work / "repaired"
-            private_copy(ground.new, repaired)
-            publish.exchange(repaired, self.live)
-        refused = self._refusals(self.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
+        self.publication.repair()
+        refused = self._refusals(self.publication.live, ground.launch) if self._is_guarded_by(Guard.PREFLIGHT) else []
         if ground.launch.weight_cache is not None:
             self._purge()
         if ground.launch.compile_cache is not None:
@@ -190,8 +178,8 @@ class Operations:
         self.incident.prove_undone()
         if self._undone is None:
             return
-        live = self.live.resolve()
-        differing = differing_files(live, self.ground.new, leave_out=(READY, MANIFEST))
+        live = self.publication.live.resolve()
+        differing = self.publication.differing()
         because = (
             f"the live checkpoint is not the undamaged one: {', '.join(differing)}"
             if differing
@@ -230,21 +218,6 @@ class Operations:
     # --- parts ---
 
     @property
-    def root(self) -> Path:
-        """Return the directory that is mounted into engines."""
-        return self.ground.launch.checkpoint_root
-
-    @property
-    def live(self) -> Path:
-        """Return what engines are started on."""
-        return self.root / LIVE
-
-    @property
-    def staged(self) -> Path:
-        """Return the private, damaged copy of the new checkpoint."""
-        return self.ground.work / "staged"
-
-    @property
     def rollout_succeeded(self) -> bool:
         """Say whether the new engine was admitted."""
         return self._completed
@@ -253,10 +226,6 @@ class Operations:
     def _rollout(self) -> Rollout:
         scenario = self.ground.scenario
         return scenario.guarded_rollout if self.ground.mode is Mode.GUARDED else scenario.rollout
-
-    @property
-    def _publish_fault(self) -> PublishFault | None:
-        return next((fault for fault in self.ground.scenario.faults if isinstance(fault, PublishFault)), None)
 
     def _is_guarded_by(self, guard: Guard) -> bool:
         return self.ground.mode is Mode.GUARDED and guard in self.ground.scenario.guards
@@ -270,16 +239,6 @@ class Operations:
             return False
         self._event(EventKind.GUARD_PASSED, guard=Guard.PREFLIGHT, took_s=seconds_between(started, now_ns()))
         return True
-
-    def _publish_damaged(self) -> None:
-        """Publish the damaged copy; links that lead nowhere, which no publish copies, are then put where they were."""
-        links = [path for path in self.staged.rglob("*") if path.is_symlink() and not path.exists()]
-        dangling = {path.relative_to(self.staged): path.readlink() for path in links}
-        for path in links:
-            path.unlink()
-        publish.publish(self.staged, self.root, name=LIVE)
-        for name, target in dangling.items():
-            (self.live / name).symlink_to(target)
 
     def _refusals(self, path: Path, launch: Launch) -> list[dict[str, str]]:
         return preflight_refusals(path, launch, engine=self.ground.starter.identity())
@@ -337,23 +296,7 @@ class Operations:
         """Give other weights to the engine that serves; say whether the rollout came about."""
         for acting in self._acting:
             self._record(acting.state())
-        scenario = self.ground.scenario
-        claimed = {claim.name for claim in (*scenario.unguarded, *scenario.guarded)}
-        update = WeightUpdate(service=self.service, engine=engine, checkpoint=self.live.resolve(), flaw=rollout.flaw)
-        in_place = InPlace(
-            service=self.service,
-            rollout=rollout,
-            change=update.carry_out if rollout.how is How.UPDATE else reload_weights,
-            wants_checksums="checksums_trusted" in claimed,
-            wants_requests_under_way="answers_unmixed" in claimed,
-        )
-        if rollout.how is How.ADAPTER:
-            adapter = AdapterUpdate(service=self.service, engine=engine, rollout=rollout, live=self.live)
-            if gated and not adapter.passes_trial():
-                self._refused = "the canary gate refused the adapter, loaded under a trial name"
-                return False
-            in_place = replace(in_place, change=adapter.carry_out, look=adapter.is_right)
-        self._refused = in_place.roll(engine, is_gated=gated)
+        self._refused = roll_in_place(engine, rollout, service=self.service, live=self.publication.live, is_gated=gated)
         return not self._refused
 
     def _record(self, injected: Injected) -> None:

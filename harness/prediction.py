@@ -118,7 +118,7 @@ def predict(
         unproved = [e.data["because"] for e in recorder.snapshot().of(EventKind.FAULT_INJECTED) if not e.data["proved"]]
         if unproved:
             raise FaultNotProved(f'"{scenario.name}": {"; ".join(unproved)}')
-        live = operations.live.resolve()
+        live = operations.publication.live.resolve()
         is_moving = any(isinstance(fault, SlowSync | RsyncInPlace) for fault in scenario.faults)
         return {
             engine: replace(_prediction(live, faulty, engine, against=old, manifest=manifest), is_moving=is_moving)

@@ -59,23 +59,20 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """Sends an engine the checkpoint that was published where it reads."""
+    """Sends an engine the tensors of the checkpoint that was published where it reads."""
 
     service: Service
     engine: Engine
-    checkpoint: Path
     flaw: Flaw
+    sent: Sent  # made before the engine is paused: what cannot be sent so leaves it as it is
 
     def carry_out(self, api: DevApi) -> Changed:
-        """Send what is to be sent and ask for the version; after a call that failed only the update is ended.
-
-        Raises: HarnessError, CheckpointDefect as `Sent.of`.
-        """
-        sent = Sent.of(self.checkpoint, self.flaw)
+        """Send what is to be sent and ask for the version; after a call that failed only the update is ended."""
+        sent = self.sent
         before = _version(api)
         given = _next_version(before)
         calls: list[Reply] = []
-        for call in self._steps(api, sent):
+        for call in self._steps(api):
             calls.append(call)
             if not call.is_ok:
                 break
@@ -91,12 +88,12 @@ class WeightUpdate:
         }
         return Changed(calls=tuple(calls), told=told)
 
-    def _steps(self, api: DevApi, sent: Sent) -> Iterator[Reply]:
+    def _steps(self, api: DevApi) -> Iterator[Reply]:
         yield api.init_weight_transfer()
         yield api.start_weight_update()
         if self.flaw is Flaw.REQUEST_BETWEEN:
             self._ask_between()
-        for chunk in sent.chunks:
+        for chunk in self.sent.chunks:
             yield api.update_weights(files={file: list(names) for file, names in chunk.items()})
 
     def _ask_between(self) -> None:

@@ -32,6 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "reload",
         "weight_update",
         "adapter_update",
+        "in_place",
+        "publication",
         "admission",
         "incident",
         "operations",

@@ -71,8 +71,9 @@ def after_remedy(fault: Damage, checkpoints: tuple[Path, Path], place: Path, *, 
     if damaged:
         source = private_copy(new, place / "damaged")
         assert fault.damage(source, old=old, random=Random(1)).proved
-    operations.root.mkdir()
-    publish.publish(source, operations.root, name=LIVE)
+    root = operations.publication.root
+    root.mkdir()
+    publish.publish(source, root, name=LIVE)
     recorder.event("operator", EventKind.REMEDY_STARTED, what="the undamaged checkpoint")
     operations._undone = []
     try:

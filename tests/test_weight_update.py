@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from harness import Scenario, claims, goldens, models, rollout
+from harness import Scenario, claims, faults, goldens, models, reload, rollout
+from harness.checkpoint.copy import private_copy
 from harness.checkpoint.manifest import read_checkpoint
+from harness.engine.dev_api import Reply
 from harness.engine.rollout import Flaw, How, Pause
 from harness.errors import HarnessError, ScenarioInvalid
+from harness.in_place import roll_in_place
 from harness.judge.claim import Context
 from harness.judge.claims import JUDGES
 from harness.judge.detection import Detection
 from harness.judge.moments import Layer
 from harness.judge.verdict import Verdict
 from harness.observe import golden
-from harness.observe.history import EventKind, History, load_history
+from harness.observe.history import EventKind, History, Recorder, load_history
 from harness.weight_update import ABSENT_FILE, Sent, _left_out, _next_version
 from tests.planted import DEFECT, Planted, PlantingStarter, run_on, short
 
@@ -158,6 +164,44 @@ def test_model_of_other_names_is_refused(flaw: Flaw) -> None:
         _left_out(["transformer.h.0.weight"], flaw)
 
 
+@pytest.mark.parametrize("flaw", [Flaw.LAYER_NOT_SENT, Flaw.PART_NOT_SENT])
+def test_an_update_that_cannot_be_made_leaves_the_engine_as_it_is(
+    flaw: Flaw, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = private_copy(checkpoint, tmp_path / "live")
+    renamed = faults.rename_prefix("model.layers.", to="model.blocks.")
+    assert renamed.damage(live, old=checkpoint, random=Random(1)).proved
+    called: list[str] = []
+
+    class Api:
+        def __getattr__(self, call: str) -> Callable[..., Reply]:
+            def answer(**_: object) -> Reply:
+                called.append(call)
+                return Reply(call=call, status=200, took_s=0.0, said="")
+
+            return answer
+
+    monkeypatch.setattr(reload, "DevApi", lambda **how: Api())
+    recorder = Recorder(tmp_path / "history.jsonl")
+    ground = SimpleNamespace(
+        scenario=SimpleNamespace(unguarded=(), guarded=()),
+        goldens=SimpleNamespace(old=SimpleNamespace(deep=None), new=SimpleNamespace(deep=None)),
+        recorder=recorder,
+        api_key="",
+        deadline=SimpleNamespace(remaining_s=lambda: 60.0),
+    )
+    service: Any = SimpleNamespace(ground=ground)
+    engine: Any = SimpleNamespace(endpoint="http://127.0.0.1:1", incarnation="old-1")
+    how = rollout.update_weights(flaw=flaw)
+    try:
+        with pytest.raises(HarnessError, match=f'flaw "{flaw}" leaves out nothing: of 21 tensors none is named'):
+            roll_in_place(engine, how, service=service, live=live, is_gated=False)
+    finally:
+        recorder.close()
+    assert called == []
+    assert recorder.snapshot().last(EventKind.RELOAD_STARTED) is None
+
+
 @pytest.mark.parametrize(("before", "given"), [("default", "1"), (None, "1"), ("1", "2"), ("41", "42"), ("v3", "1")])
 def test_an_update_gives_another_version_than_there_is(before: str | None, given: str) -> None:
     assert _next_version(before) == given
@@ -170,3 +214,13 @@ def test_flaw_is_a_known_one_and_the_remedy_is_a_start() -> None:
     assert flawed.as_remedy(beside=False).how is How.RESTART
     with pytest.raises(ScenarioInvalid, match='flaw is "half"'):
         rollout.update_weights(flaw="half")
+
+
+@pytest.mark.parametrize("other", [["nothing_sent"], {"pause": "wait"}, 3, None], ids=repr)
+def test_what_is_no_text_is_refused_in_words(other: Any) -> None:
+    with pytest.raises(ScenarioInvalid, match=r'flaw is ".*", expected one of none, nothing_sent'):
+        rollout.update_weights(flaw=other)
+    with pytest.raises(ScenarioInvalid, match=r'pause is ".*", expected True, False or one of wait'):
+        rollout.reload_in_place(pause=other)
+    with pytest.raises(ScenarioInvalid, match=r'an adapter is updated ".*", expected one of in_place'):
+        rollout.update_adapter(other)

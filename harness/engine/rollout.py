@@ -94,7 +94,7 @@ def reload_in_place(
     Raises: ScenarioInvalid for another word.
     """
     chosen = (Pause.WAIT if pause else Pause.NONE) if isinstance(pause, bool) else pause
-    if chosen not in frozenset(Pause):
+    if chosen not in tuple(Pause):  # which, unlike a set, also looks for what has no hash
         raise ScenarioInvalid(f'pause is "{chosen}", expected True, False or one of {", ".join(Pause)}')
     return Rollout(
         how=How.RELOAD, ready_limit_s=ready_limit_s, resets_prefix_cache=reset_prefix_cache, pause=Pause(chosen)
@@ -109,7 +109,7 @@ def update_weights(*, flaw: Flaw | str = Flaw.NONE, ready_limit_s: float = 180.0
     "part_not_sent", "chunk_refused", or "request_between", in which nothing is paused.
     Raises: ScenarioInvalid for another word.
     """
-    if flaw not in frozenset(Flaw):
+    if flaw not in tuple(Flaw):
         raise ScenarioInvalid(f'flaw is "{flaw}", expected one of {", ".join(Flaw)}')
     pause = Pause.NONE if flaw == Flaw.REQUEST_BETWEEN else Pause.WAIT
     return Rollout(how=How.UPDATE, ready_limit_s=ready_limit_s, pause=pause, flaw=Flaw(flaw))
@@ -124,7 +124,7 @@ def update_adapter(how: str = Adapter.IN_PLACE, *, from_new_path: bool = True, r
     that the engine was started on: vLLM's prefix cache knows an adapter by name and path, and not by what is in it.
     Raises: ScenarioInvalid for another word.
     """
-    if how not in frozenset(Adapter):
+    if how not in tuple(Adapter):
         raise ScenarioInvalid(f'an adapter is updated "{how}", expected one of {", ".join(Adapter)}')
     return Rollout(
         how=How.ADAPTER,
