@@ -25,6 +25,7 @@ from harness.guards.canary_pass import ask
 from harness.guards.engine_api import EngineApi
 from harness.observe.history import EventKind
 from harness.reload import CALL_LIMIT_S, Changed
+from harness.scenario import Guard
 from harness.service import CANARY_LIMIT_S, Service
 
 TRIAL_NAME = "trial"  # under which a gate loads an adapter that nobody has asked yet
@@ -115,7 +116,7 @@ class AdapterUpdate:
                 self.service.stop(self.engine, how="refused by the canary gate")
             return False
         seen = self._seen(TRIAL_NAME)
-        _unload(api, TRIAL_NAME)
+        self._unload_trial(api)
         is_right = seen.answer == Answer.NEW
         if not is_right:
             self._record(seen, incarnation=f"{self.engine.incarnation}-trial", when="of the adapter under a trial name")
@@ -180,6 +181,17 @@ class AdapterUpdate:
             self._record(seen, incarnation=self.engine.incarnation, when="of the base before the update")
             return None
 
+    def _unload_trial(self, api: DevApi) -> None:
+        """Unload what was tried, and record it when that fails: nobody asks for it, but it takes the place of another."""
+        reply = _unload(api, TRIAL_NAME)
+        if not reply.is_ok:
+            self.service.ground.recorder.event(
+                "operator",
+                EventKind.GUARD_ACTED,
+                guard=Guard.CANARY_GATE,
+                did=f'left the adapter loaded that it tried as "{TRIAL_NAME}": {_answered(reply)}',
+            )
+
     def _record_refusal(self, reply: Reply, begun_ns: int) -> None:
         """Record a trial that the engine refused as what it is: an update that failed before users met it."""
         recorder = self.service.ground.recorder
@@ -197,7 +209,7 @@ class AdapterUpdate:
             EventKind.RELOAD_ENDED,
             succeeded=False,
             was_answered=reply.status != 0,
-            because=f"{reply.call} answered {reply.status or 'nothing'}: {reply.said}",
+            because=_answered(reply),
             calls=[reply.as_json()],
             call_ns=[begun_ns, now_ns()],
             weights={},
@@ -233,6 +245,10 @@ class AdapterUpdate:
         if self.rollout.from_new_path and self.live.is_symlink():
             started_on = started_on.parent / os.readlink(self.live)
         return str(started_on / ADAPTER)
+
+
+def _answered(reply: Reply) -> str:
+    return f"{reply.call} answered {reply.status or 'nothing'}: {reply.said}"
 
 
 def _no_answer(failure: Exception) -> str:

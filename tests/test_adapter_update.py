@@ -55,6 +55,7 @@ class Engine:
 
     gives: str = "new"  # what an adapter that is loaded answers as
     status: int = 200
+    unload_status: int = 200
     names: dict[str, str] = field(default_factory=lambda: {SERVED_MODEL_NAME: "base", ADAPTER_NAME: "old"})
     base_afterwards: str = "base"
     spoils: bool = False  # a refused adapter makes the one that serves answer otherwise
@@ -70,6 +71,8 @@ class Engine:
         assert body is not None
         self.calls.append((path, dict(body)))
         if name == "unload_lora_adapter":
+            if self.unload_status != 200:
+                return Reply(call=name, status=self.unload_status, took_s=0.0, said="it is in use")
             del self.names[body["lora_name"]]
         elif self.status == 200:
             self.names[body["lora_name"]] = self.gives
@@ -189,6 +192,24 @@ def test_a_trial_loads_under_another_name_and_leaves_nothing(
     assert {body["lora_name"] for _, body in engine.calls} == {TRIAL_NAME}
     assert engine.names == {SERVED_MODEL_NAME: "base", ADAPTER_NAME: "old"}, "users are answered as before"
     assert len(checks(recorder)) == (0 if passes else 1)
+    assert recorder.snapshot().last(EventKind.GUARD_ACTED) is None
+
+
+@pytest.mark.parametrize(("gives", "passes"), [("new", True), ("base", False)])
+@pytest.mark.parametrize(("status", "answered"), [(500, "500"), (0, "nothing")])
+def test_a_trial_that_cannot_be_unloaded_is_told(
+    recorder: Recorder, engine: Any, gives: str, passes: bool, status: int, answered: str
+) -> None:
+    adapter = update(recorder, update_adapter())
+    engine.gives, engine.unload_status = gives, status
+    assert adapter.passes_trial() == passes, "what is left behind decides nothing"
+    acted = recorder.snapshot().last(EventKind.GUARD_ACTED)
+    assert acted is not None
+    assert acted.data == {
+        "guard": "canary_gate",
+        "did": f'left the adapter loaded that it tried as "{TRIAL_NAME}": '
+        f"unload_lora_adapter answered {answered}: it is in use",
+    }
 
 
 def noticed_on_trial(recorder: Recorder, adapter: AdapterUpdate) -> Detection:

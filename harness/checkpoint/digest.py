@@ -10,6 +10,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from harness.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_of
+from harness.checkpoint.defect import Defect
 from harness.checkpoint.hashing import Part, hash_parts
 from harness.checkpoint.header import Tensor
 from harness.checkpoint.shard import Shard, open_regular, read_shard
@@ -69,8 +70,7 @@ def checkpoint_id(path: Path) -> str:
     whole = blake3(weights_id(path).encode())
     for name in SERVED_FILES:
         if os.path.lexists(path / name):
-            with os.fdopen(open_regular(path / name), "rb") as file:
-                content = file.read()
+            content = _content(path / name)
             whole.update(f"\0{name}\0{len(content)}\0".encode())
             whole.update(content)
     return f"c-{whole.hexdigest()[:16]}"
@@ -126,8 +126,20 @@ def _of_adapter(path: Path) -> dict[str, bytes]:
     shard = read_shard(adapter / ADAPTER_WEIGHTS)
     digests = tensor_digests(adapter / ADAPTER_WEIGHTS, shard)
     config = adapter / ADAPTER_CONFIG
-    told = {} if not config.is_file() else {f"{ADAPTER}/{ADAPTER_CONFIG}": blake3(config.read_bytes()).digest()}
+    told = {} if not os.path.lexists(config) else {f"{ADAPTER}/{ADAPTER_CONFIG}": blake3(_content(config)).digest()}
     return told | {f"{ADAPTER}/{each.name}": _described(each, digests[each.name]) for each in shard.tensors}
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a small file.
+
+    Raises: CheckpointDefect when it cannot be read.
+    """
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise CheckpointDefect(Defect.UNREADABLE_FILE, error.strerror or str(error), path=path) from error
 
 
 def _described(tensor: Tensor, digest: bytes) -> bytes:

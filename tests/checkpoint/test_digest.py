@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.checkpoint import digest, models
+from harness.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.checkpoint.copy import RawTensor, load_shard, private_copy, save_shard
 from harness.checkpoint.hashing import Part
 from harness.checkpoint.manifest import checkpoint_id, weights_id
@@ -52,6 +54,31 @@ def test_any_difference_in_tensors_is_another_id(built: Path, copied: Path, what
         tensors[name + "s"] = old
     save_shard(copied / "model.safetensors", tensors)
     assert weights_id(copied) != weights_id(built)
+
+
+def test_the_config_of_an_adapter_that_cannot_be_read_is_a_defect_in_words(tmp_path: Path) -> None:
+    adapted = private_copy(models.adapted_llama(1).build(tmp_path), tmp_path / "copied")
+    config = adapted / ADAPTER / ADAPTER_CONFIG
+    config.unlink()
+    config.symlink_to("/proc/self/mem")  # a file whose first byte cannot be read, not by root either
+    with pytest.raises(CheckpointDefect, match=f'unreadable_file: "{ADAPTER_CONFIG}": Input/output error'):
+        weights_id(adapted)
+
+
+def test_an_adapter_that_nobody_may_look_for_is_a_defect_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted = models.adapted_llama(1).build(tmp_path)
+    look = Path.stat
+
+    def refused(path: Path, **how: bool) -> os.stat_result:
+        if path.parent.name == ADAPTER:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, **how)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(CheckpointDefect, match=f'unreadable_file: "{ADAPTER_WEIGHTS}": Permission denied'):
+        weights_id(adapted)
 
 
 def test_swapped_tensors_of_equal_layout_are_another_id(built: Path, copied: Path) -> None:
