@@ -40,8 +40,8 @@ class Adapter:
             raise UsageError(
                 f"an adapter of rank {self.rank} for {len(self.modules)} modules; expected at least 1 of both"
             )
-        if self.seed < 0:
-            raise UsageError(f"the seed of an adapter is {self.seed}, expected at least 0")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise UsageError(f"the seed of an adapter is {self.seed!r}, expected a whole number of at least 0")
 
 
 def write_adapter(target: Path, base: Path, adapter: Adapter) -> Path:

@@ -83,7 +83,7 @@ def tiny_llama(
 ) -> ModelSource:
     """Return a Llama with random weights: about 1 MB, every seed another model with clearly other logprobs.
 
-    Raises: UsageError when the sizes do not fit together.
+    Raises: UsageError when the sizes do not fit together, or one is no whole number.
     """
     from harness.checkpoint.tiny import TinyShape, write_tiny
 
@@ -105,7 +105,7 @@ def tiny_llama(
 def adapted_llama(seed: int = 1, *, adapter: int = 1) -> ModelSource:
     """Return the tiny Llama of a seed with a LoRA adapter of its own beside its weights, random from a seed as well.
 
-    Raises: UsageError when a seed is below 0.
+    Raises: UsageError when a seed is below 0, or no whole number.
     """
     from harness.checkpoint.adapter import ADAPTER
     from harness.checkpoint.lora import Adapter, write_adapter
@@ -124,12 +124,14 @@ def smollm2(shards: int = 2, seed: int | None = None) -> ModelSource:
     """Return SmolLM2-135M-Instruct in bf16 (269 MB); with a seed, a "fine-tune": the same plus seeded noise.
 
     `build` raises EnvironmentMissing when the extra "models" is not installed.
-    Raises: UsageError when the number of shards is not 1 to 99.
+    Raises: UsageError when the number of shards is not 1 to 99, or the seed no whole number of at least 0.
     """
     from harness.checkpoint.smollm2 import write_smollm2
 
-    if not 1 <= shards <= 99:
-        raise UsageError(f"shards is {shards}, expected 1 to 99")
+    if not isinstance(shards, int) or not 1 <= shards <= 99:
+        raise UsageError(f"shards is {shards!r}, expected 1 to 99")
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise UsageError(f"seed is {seed!r}, expected a whole number of at least 0")
     name = "smollm2-135m" if seed is None else f"smollm2-135m-tuned-seed{seed}"
     return _made(name, {"shards": shards, "seed": seed}, partial(write_smollm2, shards=shards, seed=seed))
 

@@ -37,6 +37,10 @@ class TinyShape:
     tied: bool
 
     def __post_init__(self) -> None:
+        numbers = {name: value for name, value in asdict(self).items() if name not in ("dtype", "tied")}
+        for name, value in numbers.items():
+            if not isinstance(value, int):
+                raise UsageError(f"{name} is {value!r}, expected a whole number")
         if self.dtype not in CONFIG_DTYPES:
             raise UsageError(f'dtype is "{self.dtype}", expected one of {", ".join(CONFIG_DTYPES)}')
         if min(self.shards, self.layers, self.heads, self.kv_heads, self.intermediate) < 1 or self.seed < 0:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,20 @@ def test_every_parameter_is_in_the_name() -> None:
     ]
     assert len({source.name for source in sources}) == len(set(sources)) == len(sources)
     assert models.tiny_llama(1, shards=2) == models.tiny_llama(seed=1, shards=2)
+
+
+@pytest.mark.parametrize("seed", ["1", [1], 1.5, -1], ids=repr)
+def test_a_seed_that_is_no_number_is_refused_in_words(seed: Any) -> None:
+    for make in (models.tiny_llama, models.adapted_llama, partial(models.smollm2, 2)):
+        with pytest.raises(UsageError, match="seed"):
+            make(seed)
+    with pytest.raises(UsageError, match="the seed of an adapter is"):
+        models.adapted_llama(adapter=seed)
+    if not isinstance(seed, int):
+        with pytest.raises(UsageError, match=r"layers is .*, expected a whole number"):
+            models.tiny_llama(layers=seed)
+        with pytest.raises(UsageError, match=r"shards is .*, expected 1 to 99"):
+            models.smollm2(shards=seed)
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path: Path) -> None:
