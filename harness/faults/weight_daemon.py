@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from harness.checkpoint.manifest import weights_id
 from harness.engine.beside import Beside, Hosting
+from harness.engine.cpu_ranks import RANK_OPTIONS
 from harness.engine.engine import Engine, EngineIdentity
 from harness.errors import CheckpointDefect, EnvironmentMissing, FaultNotApplicable
 from harness.faults.facts import weight_files
@@ -47,7 +48,7 @@ ENGINE_ARGUMENTS = (
     "--model-loader-extra-config",
     f'{{"socket_dir": "../{SOCKETS}"}}',
 )
-ALSO_IN_KEY = ("--dtype", "--tensor-parallel-size", "--pipeline-parallel-size", "--quantization")
+ALSO_IN_KEY = (("--dtype",), ("--quantization", "-q"), *RANK_OPTIONS)  # each with its other spellings
 _LENGTH = struct.Struct("!Q")
 _SENT = re.compile(r"Weight cache \w+ daemon rank \d+ sent (\d+) tensors")
 
@@ -168,10 +169,14 @@ def preload_arguments(model: Path, serve_arguments: Sequence[str] = ()) -> tuple
 
     What else the daemon tells checkpoints apart by is taken from the line of an engine.
     """
+    known = {spelling: spellings[0] for spellings in ALSO_IN_KEY for spelling in spellings}
     kept: list[str] = []
-    for flag, value in pairwise(serve_arguments):
-        if flag in ALSO_IN_KEY:
-            kept += (flag, value)
+    for word, following in pairwise((*serve_arguments, "")):
+        name, equals, explicit = word.partition("=")
+        value = explicit if equals else following
+        option = known.get(name.replace("_", "-"))
+        if option is not None and value:
+            kept += (option, value)
     return ("preload", "--model", str(model), "--weight-cache-socket-dir", ".", *kept)
 
 

@@ -103,6 +103,22 @@ def test_it_is_a_live_fault_that_looks_at_the_start_too() -> None:
     assert "vllm preload" in fault.undo()
 
 
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (("--dtype=half",), ("--dtype", "half")),
+        (("--dtype", "half", "--tensor_parallel_size=2"), ("--dtype", "half", "--tensor-parallel-size", "2")),
+        (("-tp", "2", "-pp=2"), ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")),
+        (("-q", "fp8", "--port=1"), ("--quantization", "fp8")),
+        (("--dtype",), ()),
+    ],
+)
+def test_the_daemon_is_told_apart_by_what_the_line_of_the_engines_says(
+    line: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    assert weight_daemon.preload_arguments(Path("m"), ("live", *line))[5:] == kept
+
+
 def test_a_filled_daemon_is_proved_and_ends_with_its_sockets(host: Host, surroundings: Surroundings) -> None:
     struck = strike(host, surroundings)
     try:
