@@ -89,19 +89,25 @@ def _qualify(options: argparse.Namespace) -> int:
     from harness.judge.verdict import exit_code_of
     from harness.machine import command, commit
     from harness.qualify import Request, qualify
+    from harness.qualify.place import held, not_written, withdraw
     from harness.qualify.side import parse_side
     from harness.report.printable import printable
     from harness.report.qualification_page import write_qualification
     from harness.settings import settings_from
     from harness.suite import QUALIFICATION
 
+    place = options.out or _default_place(options.candidate, options.baseline)
+    made_with = {"commit": commit(), "command": command(sys.argv)}
+    withdraw(place, candidate=options.candidate, baseline=options.baseline, **made_with)
     settings = settings_from(vars(options), os.environ)
+    if options.expectations != EXPECTATIONS and not options.expectations.is_dir():
+        raise UsageError(f'the expectations "{options.expectations}" are not a directory')
     profile_named(options.profile)
     request = Request(
         candidate=parse_side(options.candidate, settings, options.expectations),
         baseline=parse_side(options.baseline, settings, options.expectations),
         scenarios=tuple(options.paths),
-        out=options.out or _default_place(options.candidate, options.baseline),
+        out=place,
         select=options.select,
         marked=options.marked or ("" if options.all or options.select else QUALIFICATION),
         required=tuple(part.strip() for part in options.require.split(",") if part.strip()),
@@ -115,13 +121,12 @@ def _qualify(options: argparse.Namespace) -> int:
         start_baseline=options.start_baseline,
         profile=options.profile,
     )
-    qualification = qualify(request, _say)
-    try:
-        page = write_qualification(
-            qualification, request.out, judged_at=wall_time(), commit=commit(), command=command(sys.argv)
-        )
-    except OSError as error:
-        raise UsageError(f'the verdict cannot be written to "{request.out}": {error.strerror or error}') from error
+    with held(place):
+        qualification = qualify(request, _say)
+        try:
+            page = write_qualification(qualification, place, judged_at=wall_time(), **made_with)
+        except OSError as error:
+            raise not_written(place, error) from error
     for part in qualification.parts:
         required = "" if part.is_required else " (not required)"
         print(printable(f"{part.verdict:8}{part.name:11}{part.ran} of {part.required}{required}: {part.because}"))

@@ -17,6 +17,7 @@ from harness.adapted import adapted
 from harness.adapter_update import adaptable, require_own_adapters
 from harness.bare_start import BareStart, seen_at
 from harness.checkpoint.models import default_cache
+from harness.checkpoint.stamp import stamps_of
 from harness.clock import Deadline, now_ns, seconds_between, wall_time
 from harness.engine.choose import starter_for
 from harness.engine.dev_api import reloadable, sleepable, updatable
@@ -306,4 +307,5 @@ class Run:
                 "load_cores": listed(self.cores.load),
             },
             "settings": self.settings.as_json(),
+            "checkpoints": stamps_of(self.settings),
         }

@@ -1,4 +1,4 @@
-"""One publish at a time: a lock that the system frees when its holder dies, and that says who holds it."""
+"""One publish at a time, or one of anything else: a lock that the system frees when its holder dies, and that says who holds it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,28 @@ def locked(root: Path, *, limit_s: float) -> Iterator[None]:
 
     Raises: HarnessError naming the holder when it goes on for longer.
     """
+    with held_lock(root / LOCK, limit_s=limit_s, taken=f'"{root}" is being published to'):
+        yield
+
+
+@contextmanager
+def held_lock(path: Path, *, limit_s: float, taken: str) -> Iterator[None]:
+    """Hold a lock file, waiting for another holder up to `limit_s`; `taken` begins the sentence that names that one.
+
+    Raises: HarnessError naming the holder when it goes on for longer.
+    """
 
     def take() -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
 
-    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         try:
-            poll_until(take, what=f'lock of "{root}"', limit_s=limit_s)
+            poll_until(take, what=f'lock "{path}"', limit_s=limit_s)
         except WaitExpired:
             waited = f"after {limit_s:g} s of waiting" if limit_s else "and was not waited for"
-            raise HarnessError(f'"{root}" is being published to by {_holder(descriptor)}, {waited}') from None
+            raise HarnessError(f"{taken} by {_holder(descriptor)}, {waited}") from None
         _note(descriptor, {"pid": os.getpid(), "host": os.uname().nodename, "since": wall_time()})
         try:
             yield

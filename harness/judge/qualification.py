@@ -7,7 +7,7 @@ the verdict unknown, never held.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.judge.expectations import NOTHING_RECORDED, Expectation
@@ -83,6 +83,7 @@ class Qualification:
     baseline: str
     parts: tuple[Part, ...]
     sources: Mapping[str, tuple[str, ...]]  # of each part: the runs it was judged from
+    builds: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each side, as far as it was asked or ran
     selection: str = ""  # of the scenarios that could be run, as on the command line
     notes: tuple[str, ...] = ()
 
@@ -109,6 +110,7 @@ class Qualification:
         return {
             "candidate": self.candidate,
             "baseline": self.baseline,
+            "builds": {arm: list(builds) for arm, builds in self.builds.items()},
             "verdict": self.verdict,
             "because": self.because,
             "selection": self.selection,

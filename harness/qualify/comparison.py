@@ -16,6 +16,7 @@ from harness.qualify.evidence import answer_of, runs_in, why_not_about
 from harness.qualify.gathering import BASELINE, CANDIDATE, Gathering
 
 COMPARISON = "comparison"
+NOT_COMPARED = ("new", "patience")  # both sides serve the old checkpoint
 
 
 def judged_comparison(gathering: Gathering, *, is_needed: bool) -> Finding | None:
@@ -50,7 +51,9 @@ def _finished(gathering: Gathering) -> Path | None:
     """Return the newest comparison of its own that answers what is asked; an invalid one is run again."""
     for path in reversed(runs_in(gathering.request.out / COMPARISON)):
         is_answer = answer_of(path) not in ("", Slower.INVALID) and load_declaration(path).fresh
-        if is_answer and not gathering.why_unknown() and not _why_not_about(gathering, path):
+        if not is_answer or gathering.why_unknown() or gathering.why_of_another(path, BASELINE, ignored=NOT_COMPARED):
+            continue
+        if not _why_not_about(gathering, path):
             return path
     return None
 

@@ -15,6 +15,8 @@ from harness.report.store import RunRecord, ScenarioRecord
 from harness.scenario import Mode
 
 ALIKE = ("model", "flags", "hardware", "driver", "load")  # in both arms: only the engines may differ
+# Settings of a run that recoveries take longer or shorter for.
+TIMED_BY = ("model", "old", "new", "max_model_len", "engine_arguments", "gpus", "memory_gib", "rate_rps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,20 @@ def guarded(runs: Sequence[RunRecord]) -> dict[str, list[Finding]]:
             if record.mode == Mode.GUARDED:
                 found.setdefault(record.name, []).append(_as_finding(run, record))
     return found
+
+
+def unlike_in(runs: Sequence[RunRecord]) -> str:
+    """Say what runs, of both sides, differ in that recoveries take longer or shorter for; empty when they are alike.
+
+    What a run does not say is not known to differ.
+    """
+    for name in TIMED_BY:
+        seen = {json.dumps(run.settings[name]) for run in runs if name in run.settings}
+        if len(seen) > 1:
+            return f"runs of the two sides differ in {name}: {', '.join(sorted(seen))}"
+    seen = {str(run.machine["processor"]) for run in runs if run.machine.get("processor")}
+    machines = '" and on "'.join(sorted(seen))
+    return f'runs of the two sides were made on "{machines}"' if len(seen) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from harness.errors import HarnessError, UsageError
 from harness.judge.qualification import PARTS, RECOVERY
 from harness.qualify.evidence import Known, build_of
 from harness.qualify.request import Request
+from harness.qualify.reuse import why_of_another
 from harness.qualify.side import Side
 from harness.recording import Tell
 from harness.report.store import RunRecord, load_run
@@ -30,6 +31,7 @@ class Gathering:
     labels: dict[str, str | None] = field(default_factory=dict)  # which engine each side is, once that is known
     builds: dict[str, str] = field(default_factory=dict)  # of the runs of each side
     asked: dict[str, str] = field(default_factory=dict)  # the build that a side said it is
+    silent: dict[str, str] = field(default_factory=dict)  # why a side could not say which build it is
     sources: dict[str, list[str]] = field(default_factory=lambda: {part: [] for part in PARTS})
     # Of each part: why there is nothing of a scenario, of a side, or of the comparison.
     why: dict[str, dict[str, str]] = field(default_factory=lambda: {part: {} for part in PARTS})
@@ -87,6 +89,26 @@ class Gathering:
         self.name(arm, identity.label)
         self.asked[arm] = identity.build
         return ""
+
+    def why_of_another(self, path: Path, arm: str, *, ignored: Sequence[str] = ()) -> str:
+        """Say why what an earlier call made of a side is not about what is asked now, and note it; empty when it is.
+
+        A name that can come to mean another build, such as a tag or an interpreter, is asked which it is now.
+        """
+        side, why = self.sides[arm], ""
+        if side.settings is None:
+            return ""
+        if side.label is None and arm not in self.asked:
+            if arm not in self.silent:
+                self.silent[arm] = self.ask(arm)
+            if self.silent[arm]:
+                why = f"which build {side.given} is now cannot be asked: {self.silent[arm]}"
+        if not why:
+            now = Known(name=arm, label=self.labels[arm], builds=frozenset(filter(None, [self.asked.get(arm)])))
+            why = why_of_another(path, side.settings, now, ignored=ignored)
+        if why:
+            self.note(f'"{path}" is of an earlier call and does not count for the {arm}: {why}')
+        return why
 
     def why_unknown(self) -> str:
         """Say why it is not known which engine a side is, after asking it; empty when both are known."""

@@ -26,7 +26,7 @@ from harness.judge.qualification import (
     judge_scenarios,
 )
 from harness.qualify.comparison import COMPARISON, judged_comparison
-from harness.qualify.evidence import guarded, recovery_times
+from harness.qualify.evidence import guarded, recovery_times, unlike_in
 from harness.qualify.gathering import BASELINE, CANDIDATE, Gathering
 from harness.qualify.guarded_runs import guarded_runs
 from harness.qualify.request import Request
@@ -54,7 +54,11 @@ def qualify(request: Request, tell: Tell) -> Qualification:
     comparison = judged_comparison(gathering, is_needed=is_required[LATENCY])
     gathering.sources[SCENARIOS] += [run.name for run in new]
     gathering.sources[RECOVERY] += [run.name for run in (*old, *new)]
-    old_times, new_times = recovery_times(old, names), recovery_times(new, names)
+    unlike = unlike_in((*old, *new)) if old and new else ""
+    for arm in (BASELINE, CANDIDATE) if unlike else ():
+        why[RECOVERY][arm] = f"recoveries cannot be compared: {unlike}"
+    timed = ((), ()) if unlike else (old, new)
+    old_times, new_times = (recovery_times(runs, names) for runs in timed)
     for arm, times in ((BASELINE, old_times), (CANDIDATE, new_times)):
         if cut_short := times.note(arm):
             gathering.note(cut_short)
@@ -82,6 +86,7 @@ def qualify(request: Request, tell: Tell) -> Qualification:
         candidate=gathering.label(CANDIDATE),
         baseline=gathering.label(BASELINE),
         selection=request.selection,
+        builds={arm: sorted(gathering.known(arm).builds) for arm in (CANDIDATE, BASELINE)},
         parts=parts,
         sources={part: tuple(dict.fromkeys(names)) for part, names in gathering.sources.items()},
         notes=tuple(gathering.notes),

@@ -6,13 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.clock import wall_time
 from harness.errors import EnvironmentMissing, HarnessError
-from harness.judge.expectations import NOTHING_RECORDED, Expectation, expectations_path, load_expectations
+from harness.judge.expectations import (
+    NOTHING_RECORDED,
+    Expectation,
+    expectations_path,
+    load_expectations,
+    record_starts,
+)
 from harness.judge.qualification import DETECTION, STARTS_MIN
 from harness.qualify.evidence import each_once, merged
 from harness.qualify.gathering import BASELINE, CANDIDATE, Gathering
 from harness.qualify.side import recorded_in
-from harness.recording import Measured, acceptable_starts, measure_starts, why_not_acceptable
+from harness.recording import REPLACES, Measured, acceptable_starts, measure_starts, why_not_acceptable
 from harness.report.store import RunRecord
 from harness.scenario import Mode
 
@@ -103,22 +110,51 @@ def _place(gathering: Gathering, arm: str) -> Path:
 
 def _with_own_starts(gathering: Gathering, arm: str, known: Mapping[str, Expectation]) -> dict[str, Expectation]:
     """Add the starts that were made here, now or by an earlier call."""
-    label, place = gathering.labels[arm], _place(gathering, arm)
-    made = {} if label is None else load_expectations(place, label)
-    if made and label is not None:
-        gathering.sources[DETECTION].append(str(expectations_path(place, label)))
+    made = _own_starts(gathering, arm)
+    if made and (label := gathering.labels[arm]) is not None:
+        gathering.sources[DETECTION].append(str(expectations_path(_place(gathering, arm), label)))
     return merged(known, made)
 
 
+def _own_starts(gathering: Gathering, arm: str) -> dict[str, Expectation]:
+    """Return the starts that were made here and are about what is asked now."""
+    label, place = gathering.labels[arm], _place(gathering, arm)
+    made = {} if label is None else load_expectations(place, label)
+    kept: dict[str, Expectation] = {}
+    for name, expectation in made.items():
+        for start in expectation.starts(name):
+            run = place / start.run.partition("/")[0]
+            if not run.is_dir() or not gathering.why_of_another(run, arm, ignored=REPLACES):
+                kept[name] = kept.get(name, NOTHING_RECORDED).with_start(start)
+    return kept
+
+
+def _set_aside(gathering: Gathering, arm: str) -> None:
+    """Put away the file of starts that were made here where some of them are not about what is asked now."""
+    label, place = gathering.labels[arm], _place(gathering, arm)
+    if label is None or _own_starts(gathering, arm) == load_expectations(place, label):
+        return
+    kept, file = _own_starts(gathering, arm), expectations_path(place, label)
+    file.replace(file.with_name(f"{file.name}.{wall_time().replace(':', '')}"))
+    record_starts(place, label, [start for name, each in kept.items() for start in each.starts(name)])
+
+
 def _measure(gathering: Gathering, arm: str, lacking: Sequence[str], starts: int) -> Measured:
-    """Make the starts that are missing.
+    """Make the starts that are missing, on what scenarios declare: recorded starts are of nothing else.
 
     Raises: EnvironmentMissing when no engine of this side can be started here.
     """
     request, side, place = gathering.request, gathering.sides[arm], _place(gathering, arm)
+    settings = side.started_with()
+    if settings.replaced:
+        gathering.note(
+            f"detection is of checkpoints and launch lines as scenarios declare them, as recorded starts are: "
+            f"{', '.join(settings.replaced)} say nothing about it"
+        )
+    _set_aside(gathering, arm)
     measured = measure_starts(
         request.scenarios,
-        replace(side.started_with(), results=place),
+        replace(settings, results=place, model=None, old=None, new=None, engine_arguments=()),
         place,
         starts=starts,
         select="",

@@ -115,13 +115,13 @@ def test_a_scenario_that_could_not_tell_is_due_again_and_one_that_could_is_not(
         qualify(asked, told.append)
         return told[0] if told else ""
 
-    assert due(Verdict.UNKNOWN) == "1 guarded scenarios on the candidate"
+    assert due(Verdict.UNKNOWN) == "1 guarded scenario on the candidate"
     assert due(Verdict.HELD) == ""
     assert due(Verdict.BROKEN) == ""
     assert due(Verdict.HELD, repeat=3) == "2 guarded scenarios on the candidate"
     file = Path("out/candidate/one/scenarios/missing-guarded/scenario.json")
     file.write_text(file.read_text().replace('"guarded"', '"unguarded"'))
-    assert due(Verdict.HELD) == "1 guarded scenarios on the candidate"
+    assert due(Verdict.HELD) == "1 guarded scenario on the candidate"
 
 
 def test_what_is_given_is_never_completed_by_runs_of_its_own(suite: Path, tmp_path: Path) -> None:

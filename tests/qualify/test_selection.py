@@ -93,7 +93,7 @@ def test_only_selected_scenarios_are_run_and_started(suite: Path, monkeypatch: p
     monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
     told: list[str] = []
     found = qualify(request(suite, marked="", select="other"), told.append)
-    assert told[0] == "1 guarded scenarios on the candidate"
+    assert told[0] == "1 guarded scenario on the candidate"
     assert asked == [("other",)]
     reasons = {each.name: each.because for each in part(found, SCENARIOS).missing}
     assert reasons == {
@@ -125,8 +125,8 @@ def test_a_part_that_is_not_required_is_not_run(suite: Path, monkeypatch: pytest
     monkeypatch.setattr("harness.compare.compare", Absent)
     for required, started in (
         (("latency",), []),
-        (("recovery",), ["1 guarded scenarios on the candidate", "1 guarded scenarios on the baseline"]),
-        ((SCENARIOS,), ["1 guarded scenarios on the candidate"]),
+        (("recovery",), ["1 guarded scenario on the candidate", "1 guarded scenario on the baseline"]),
+        ((SCENARIOS,), ["1 guarded scenario on the candidate"]),
     ):
         told: list[str] = []
         qualify(request(suite, required=required), told.append)
