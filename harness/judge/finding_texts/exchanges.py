@@ -109,7 +109,7 @@ EXCHANGES: tuple[Text, ...] = (
         expected="Blocks of the prefix cache that an adapter computed are forgotten when other weights are loaded under its name.",
         why="Short prompts are answered rightly, so a check of the new adapter passes; every prompt that begins as an earlier one, such "
         "as a system prompt of a block or more, is answered by a mixture of both adapters. The log warns of it when the adapter is "
-        "loaded in place, and not after an unload. A path of its own for each version avoids it.",
+        "loaded in place, and not after an unload. From 0.31.0 on, a path of its own for each version avoids it.",
         reports=("vllm-project/vllm#42125",),
         serve=f"{DEV_MODE} {ADAPTERS}",
         arguments=f"{ADAPTER_ARGUMENTS} --enable-prefix-caching",
@@ -124,6 +124,13 @@ EXCHANGES: tuple[Text, ...] = (
             f"{POST}/reset_prefix_cache",
             f"{ASK_LONG}   # what the new adapter answers",
         ),
+    ),
+    Text(
+        pattern=r"adapter_that_fits",
+        when=r"the KV cache is stale",
+        title="An adapter that is loaded in place from a path of its own answers from keys and values of the one before",
+        expected="Blocks of the prefix cache are known by the adapter's files as well, not by its name alone.",
+        why="Not even a path of its own for each version makes a rollout of adapters right: the prefix cache has to be reset.",
     ),
     Text(
         pattern=r"adapter_.*",

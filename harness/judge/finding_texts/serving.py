@@ -36,4 +36,12 @@ SERVING: tuple[Text, ...] = (
         expected="The server refuses to start: it knows that it will compile.",
         why="It starts, `/health` says 200, and the first completion kills the engine.",
     ),
+    Text(
+        pattern=r"kernels_of_another_runtime.*",
+        title="A compile cache of another runtime is found at the first request",
+        expected="Files that cannot be loaded are compiled anew, or the engine refuses to start, as it did before 0.32.0.",
+        why="On a CPU the library that asks for vector instructions lies in that cache too. Since it cannot be loaded, the processor is taken "
+        "for one without them, and the code that is written for it does not compile: `/health` says 200, and the first completion "
+        "kills the engine. Deleting the cache is the remedy, and nothing says so.",
+    ),
 )
