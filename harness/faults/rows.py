@@ -189,7 +189,7 @@ ROWS: dict[str, Row] = {
     "U06": Row("a LoRA adapter whose names match nothing", "silent: the base answers (measured)", "no"),
     "U07": Row(
         "a LoRA adapter loaded again under its name",
-        "400 without `load_inplace`, silent with it and after an unload: stale KV (measured)",
+        "400 without `load_inplace`, silent with it and after an unload: stale KV; up to 0.30.0 also from another path (measured)",
         "no",
         'a way to roll out: `rollout.update_adapter()` with `from_new_path=False`, `"again"`, `"unloaded"` or `"untold"`',
     ),
