@@ -36,7 +36,7 @@ LOAD_SERVED = f"""{POST}/v1/load_lora_adapter {JSON} \\
   -d '{{"lora_name": "tiny", "lora_path": "'"$PWD/served"'", "load_inplace": true}}'"""
 # More than a block of the KV cache, which is 128 tokens on a CPU; prompt logprobs would go past the prefix cache.
 ASK_LONG = """curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
-  -d '{"model": "tiny", "prompt": '"$(python -c 'print([5, 17, 42, 99] * 50)')"', "max_tokens": 1, "logprobs": 3}'"""
+  -d '{"model": "tiny", "prompt": '"$(python -c 'print([5, 17, 42, 99] * 50)')"', "max_tokens": 1, "temperature": 0, "logprobs": 3}'"""
 
 EXCHANGES: tuple[Text, ...] = (
     Text(
