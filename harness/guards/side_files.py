@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.survey import Checkpoint, read_json
+from harness.checkpoint.side_file import read_json
+from harness.checkpoint.survey import Checkpoint
 from harness.errors import CheckpointDefect
 from harness.guards.finding import PreflightFinding, Severity, shortened
 from harness.guards.token_ids import id_without_embedding

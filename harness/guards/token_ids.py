@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.survey import parse_object, read_small, refuse_made_for_memory
+from harness.checkpoint.side_file import parse_object, read_small, refuse_made_for_memory
 
 LARGE_BYTES = 8_000_000  # simdjson takes up to 16 times the size of a text that is made for that
 

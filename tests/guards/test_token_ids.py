@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.checkpoint.survey import parse_object, read_small
+from harness.checkpoint.side_file import parse_object, read_small
 from harness.errors import CheckpointDefect
 from harness.guards.token_ids import LARGE_BYTES, _quick_ids, id_beyond, id_without_embedding, largest_token_id
 
