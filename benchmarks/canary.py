@@ -39,7 +39,8 @@ from harness.checkpoint.models import smollm2, tiny_llama
 from harness.clock import Deadline, now_ns, seconds_between
 from harness.engine.reference.model import Llama
 from harness.guards.canary import Golden, GoldenPair, pass_count
-from harness.observe.golden import FIRST_ORDINARY_TOKEN, TOLERANCE_MIN, canary_prompts
+from harness.observe.canary_prompts import FIRST_ORDINARY_TOKEN, canary_prompts
+from harness.observe.noise import TOLERANCE_MIN
 
 SEED = 1
 TOKENS_MAX = 64

@@ -20,7 +20,8 @@ from harness.guards.canary import Golden, LogprobRows, TokenRows
 from harness.guards.canary_pass import ask
 from harness.guards.engine_api import EngineApi
 from harness.label import new_label
-from harness.observe.golden import canary_prompts, measure_answers
+from harness.observe.canary_prompts import canary_prompts
+from harness.observe.noise import measure_answers
 
 ASK_LIMIT_S = 30.0
 READY_LIMIT_S = 300.0

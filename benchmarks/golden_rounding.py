@@ -13,7 +13,8 @@ from pathlib import Path
 from harness.checkpoint.manifest import read_checkpoint
 from harness.engine.reference.check import forward_logprobs
 from harness.guards.canary import largest_difference
-from harness.observe.golden import canary_prompts, mean_difference
+from harness.observe.canary_prompts import canary_prompts
+from harness.observe.noise import mean_difference
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from harness.load.driver import LoadDriver
 from harness.load.plan import make_plan
 from harness.load.report import LoadReport
 from harness.load.shape import LoadShape, steady
-from harness.observe.golden import canary_prompts
+from harness.observe.canary_prompts import canary_prompts
 from harness.observe.history import Request
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from harness.guards.canary_command import API_KEY_VARIABLE
 from harness.guards.command import CommandParser, print_json
 from harness.guards.engine_api import require_address
 from harness.guards.finding import printable
-from harness.observe.golden import PROMPT_COUNT
+from harness.observe.canary_prompts import PROMPT_COUNT
 
 BULKY = ("prompts", "prompt_logprobs", "streamed", "deep")
 PROMPTS_MAX = 100_000

@@ -15,16 +15,9 @@ from harness.errors import HarnessError, UsageError
 from harness.guards.canary import UNKNOWN, Golden
 from harness.guards.engine_api import EngineApi, tls_context
 from harness.guards.finding import printable
-from harness.observe.golden import (
-    DEEP_OUTPUT_TOKENS,
-    Forward,
-    GoldenRequest,
-    canary_prompts,
-    deep_prompt,
-    measure_answers,
-    measure_golden,
-    require_agreement,
-)
+from harness.observe.canary_prompts import canary_prompts, deep_prompt
+from harness.observe.golden import Forward, GoldenRequest, measure_golden, require_agreement
+from harness.observe.noise import DEEP_OUTPUT_TOKENS, measure_answers
 
 SAFE_VOCABULARY = (
     256  # what is asked where nobody says how large the vocabulary is: an id beyond it could end an engine

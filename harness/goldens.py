@@ -15,16 +15,9 @@ from harness.engine.engine import EngineIdentity, EngineStarter
 from harness.engine.launch import Launch
 from harness.errors import GoldenUnusable
 from harness.guards.canary import Golden, GoldenPair, LogprobRows, TokenRows
-from harness.observe.golden import (
-    Forward,
-    GoldenRequest,
-    canary_prompts,
-    choose_pair,
-    deep_prompt,
-    golden_key,
-    mean_difference,
-    measure_golden,
-)
+from harness.observe.canary_prompts import canary_prompts, deep_prompt
+from harness.observe.golden import Forward, GoldenRequest, choose_pair, golden_key, measure_golden
+from harness.observe.noise import mean_difference
 
 READY_LIMIT_S = 600.0
 

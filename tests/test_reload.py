@@ -20,7 +20,7 @@ from harness.judge.detection import Detection
 from harness.judge.moments import Layer
 from harness.judge.reloads import reloads
 from harness.judge.verdict import Verdict
-from harness.observe import golden
+from harness.observe import noise
 from harness.observe.history import Event, EventKind, History, Recorder, load_history
 from harness.reload import OF_NO_BYTES, InPlace, compared
 from harness.scenario import Mode
@@ -46,8 +46,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ask it forty times how far noise moves it, and to compute it again, took most of the time that these tests took.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(golden, "NOISE_CHECKS", 4)
-        patch.setattr(golden, "NOISE_CHECKS_DECODED", 2)
+        patch.setattr(noise, "NOISE_CHECKS", 4)
+        patch.setattr(noise, "NOISE_CHECKS_DECODED", 2)
         patch.setattr(goldens, "forward_pass_for", lambda source: None)
         patch.setenv("ROLLOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -22,7 +22,7 @@ from harness.judge.claims import JUDGES
 from harness.judge.detection import Detection
 from harness.judge.moments import Layer
 from harness.judge.verdict import Verdict
-from harness.observe import golden
+from harness.observe import noise
 from harness.observe.history import EventKind, History, Recorder, load_history
 from harness.weight_update import ABSENT_FILE, Sent, _left_out, _next_version
 from tests.planted import DEFECT, Planted, PlantingStarter, run_on, short
@@ -38,8 +38,8 @@ Record = Callable[..., tuple[list[Detection], list[History]]]
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep checkpoints and known-good answers of these tests to themselves, measured without noise: there is none here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(golden, "NOISE_CHECKS", 4)
-        patch.setattr(golden, "NOISE_CHECKS_DECODED", 2)
+        patch.setattr(noise, "NOISE_CHECKS", 4)
+        patch.setattr(noise, "NOISE_CHECKS_DECODED", 2)
         patch.setattr(goldens, "forward_pass_for", lambda source: None)
         patch.setenv("ROLLOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -27,7 +27,7 @@ from harness.faults.target import Target
 from harness.guards.canary import TokenRows
 from harness.guards.decoded import decode, decoded_difference
 from harness.guards.engine_api import EngineApi
-from harness.observe.golden import canary_prompts, deep_prompt
+from harness.observe.canary_prompts import canary_prompts, deep_prompt
 
 pytestmark = pytest.mark.slow
 

@@ -32,19 +32,15 @@ from harness.guards.canary import (
 )
 from harness.guards.decoded import Decoded
 from harness.label import new_label
-from harness.observe.golden import (
+from harness.observe.canary_prompts import canary_prompts
+from harness.observe.golden import GoldenRequest, choose_pair, golden_key, measure_golden, require_agreement
+from harness.observe.noise import (
     NOISE_CHECKS_DECODED,
     NOISE_FACTOR,
     STREAMED_TOKENS,
     TOLERANCE_MIN,
     TOLERANCE_MIN_DECODED,
     Answers,
-    GoldenRequest,
-    canary_prompts,
-    choose_pair,
-    golden_key,
-    measure_golden,
-    require_agreement,
 )
 
 IDENTITY = EngineIdentity(kind="stub", name="stub", version="1", build="b", hardware="h")
