@@ -15,6 +15,8 @@ from harness.checkpoint.side_file import parse_object, read_small
 from harness.errors import CheckpointDefect
 from harness.guards.token_ids import LARGE_BYTES, _quick_ids, id_beyond, id_without_embedding, largest_token_id
 
+needs_simdjson = pytest.mark.skipif(sys.version_info >= (3, 14), reason="simdjson is not installed on Python 3.14")
+
 
 def tokenizer(vocabulary: object, added: object = ()) -> bytes:
     return json.dumps({"added_tokens": added, "model": {"vocab": vocabulary}}, ensure_ascii=False).encode()
@@ -69,6 +71,7 @@ def test_it_also_works_in_a_python_without_simdjson(monkeypatch: pytest.MonkeyPa
         id_beyond(b"{", 10)
 
 
+@needs_simdjson
 @pytest.mark.parametrize(
     ("raw", "ids"),
     [
@@ -95,6 +98,7 @@ def test_what_it_sees_is_never_smaller_than_the_largest_id(raw: bytes, ids: list
     assert ids is None or largest is None or max(ids) >= largest
 
 
+@needs_simdjson
 def test_python_is_not_asked_about_a_tokenizer_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr("harness.guards.token_ids.parse_object", lambda raw: asked.append(raw) or {})
