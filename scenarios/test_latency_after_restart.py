@@ -18,7 +18,9 @@ from scenarios.defences import qualifying
 OLD, NEW = models.tiny_llama(seed=1, shards=2), models.tiny_llama(seed=2, shards=2)
 PATIENT = RequestLimits(first_token_s=90.0, gap_s=90.0, total_s=120.0)
 LOAD = load.steady(rate_rps=8.0, canary_ratio=0.5, tail_s=6.0, output_tokens=6, limits=PATIENT, in_flight_max=2_000)
-COMPILED_SPIKE = 20.0  # a compiler takes seconds where an answer takes tens of milliseconds
+# A compiler takes seconds where a first token takes tens of milliseconds: 1,300 times as long on one busy core. An engine that
+# starts beside the one that serves was seen to take 37 times as long there.
+COMPILED_SPIKE = 60.0
 BACK = (claims.recovered(within_s=240.0), claims.latency_back_in_band(factor=2.0, windows=5))
 UNNOTICED = (claims.exposed_at_most(0), claims.answered_ok(ratio_min=0.99), *BACK)
 
