@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.checkpoint.adapter import ADAPTER_WEIGHTS
 from harness.checkpoint.copy import copy_file
-from harness.errors import FaultNotProved, UsageError
+from harness.errors import FaultNotProved, HarnessError, UsageError
 from harness.faults import Damage, Injected
 from harness.faults.fault import AdapterFault
 from harness.faults.target import refuse_overlap
@@ -92,10 +92,14 @@ def damage_copy(
     _require_free(out)
     with _unfinished(out) as partial:
         shared = _copy(source, partial, share)
-        if isinstance(fault, AdapterFault):
-            injected = fault.distort(partial, base=other)
-        else:
-            injected = fault.damage(partial, old=other, random=Random(seed))
+        try:
+            if isinstance(fault, AdapterFault):
+                injected = fault.distort(partial, base=other)
+            else:
+                injected = fault.damage(partial, old=other, random=Random(seed))
+        except HarnessError as error:  # the directory that it names will be gone
+            error.args = tuple(str(each).replace(str(partial), str(source)) for each in error.args)
+            raise
         if not injected.proved:
             raise FaultNotProved(f'"{fault.name}" did not happen, so nothing was written: {injected.because}')
         damaged = _described(partial, out, injected, shared)

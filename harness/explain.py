@@ -12,7 +12,15 @@ from typing import Any, BinaryIO
 from harness.errors import EXIT_BROKEN, EXIT_HELD, EXIT_UNKNOWN, UsageError
 from harness.guards.command import CommandParser, print_json
 from harness.guards.finding import printable
-from harness.observe.logs import LINE_CHARACTERS_MAX, LogLine, can_be_cause, cause_order, classify_lines
+from harness.observe.logs import (
+    LINE_CHARACTERS_MAX,
+    LogLine,
+    can_be_cause,
+    cause_order,
+    classify_lines,
+    is_shutdown,
+    raised_in,
+)
 from harness.observe.signatures import ECHO, NOTE
 
 CHUNK_BYTES = 64 * 1024
@@ -20,10 +28,12 @@ LINE_BYTES_MAX = 4 * LINE_CHARACTERS_MAX  # as many bytes as that many character
 SHOWN_CHARACTERS = 400
 WEIGHTS = {"error": "errors", ECHO: "reports of another process's failure", NOTE: "worth knowing"}
 NOTHING = "nothing in this log is known. That is no pass: many faults that serve wrong answers leave nothing in a log."
+EMPTY = "the log is empty: nothing was read, so nothing can be said."
 NO_CAUSE = "a part of the engine failed, and no line that is known says why."
 EPILOG = """example: journalctl -u vllm | harness explain -
 
-Exit codes: 0 no cause in it, 1 a cause, 2 the engine failed and no known line says why, 3 a wrong call."""
+Exit codes: 0 no cause in it, 1 a cause, 2 something failed and no known line says why, or the log is empty,
+3 a wrong call."""
 
 
 @dataclass(slots=True)
@@ -34,12 +44,22 @@ class Seen:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A line that names an exception, known or not."""
+
+    number: int
+    text: str
+
+
 @dataclass(slots=True)
 class Explanation:
     """What a log says: the cause, and every kind of known line once; as small for a long log as for a short one."""
 
     cause: LogLine | None = None
     seen: dict[tuple[object, ...], Seen] = field(default_factory=dict)
+    lines: int = 0  # that were read
+    raised: Raised | None = None  # the last exception of which no line is known
 
     def add(self, line: LogLine) -> None:
         """Take in the next known line."""
@@ -53,15 +73,20 @@ class Explanation:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 for a cause, 2 when something failed and nothing says why, else 0."""
+        """Return 1 for a cause, 2 when something failed and nothing says why, or nothing was read, else 0."""
         if self.cause is not None:
             return EXIT_BROKEN
-        return EXIT_HELD if all(each.first.weight == NOTE for each in self.seen.values()) else EXIT_UNKNOWN
+        is_well = all(each.first.weight == NOTE for each in self.seen.values())
+        return EXIT_HELD if is_well and self.lines and self.raised is None else EXIT_UNKNOWN
 
     def as_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         return {
             "cause": None if self.cause is None else _line_as_json(self.cause),
+            "unknown_exception": None
+            if self.raised is None
+            else {"line": self.raised.number, "text": self.raised.text},
+            "lines_read": self.lines,
             "lines": [{**_line_as_json(each.first), "count": each.count} for each in self.seen.values()],
         }
 
@@ -69,9 +94,22 @@ class Explanation:
 def explain(lines: Iterable[str]) -> Explanation:
     """Read a log and return what it says."""
     explanation = Explanation()
-    for line in classify_lines(lines):
+    for line in classify_lines(_watched(lines, explanation)):
         explanation.add(line)
+        if explanation.raised is not None and explanation.raised.number == line.number:
+            explanation.raised = None  # it is known what that means
     return explanation
+
+
+def _watched(lines: Iterable[str], explanation: Explanation) -> Iterator[str]:
+    """Pass the lines on, and note the last exception among them until the engine is asked to stop."""
+    is_stopping = False
+    for number, raw in enumerate(lines, start=1):
+        explanation.lines = number
+        is_stopping = is_stopping or is_shutdown(raw)
+        if not is_stopping and (text := raised_in(raw)):
+            explanation.raised = Raised(number, text)
+        yield raw
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[str]:
@@ -124,12 +162,17 @@ def _as_text(explanation: Explanation, *, with_notes: bool) -> Iterator[str]:
         yield f"cause, line {cause.number:,} ({_kind(cause)}):"
         yield f"  {cause.text[:SHOWN_CHARACTERS]}"
         yield cause.remedy
+    elif not explanation.lines:
+        yield EMPTY
     elif explanation.exit_code == EXIT_UNKNOWN:
         yield NO_CAUSE
     elif not explanation.seen:
         yield NOTHING
     else:
         yield "no line of this log names a failure. " + NOTHING.partition(". ")[2]
+    if cause is None and (raised := explanation.raised) is not None:
+        yield f"the last exception that it names, line {raised.number:,}:"
+        yield f"  {raised.text[:SHOWN_CHARACTERS]}"
     for weight, title in WEIGHTS.items():
         others = [
             each

@@ -162,8 +162,9 @@ def test_a_damage_that_is_not_proved_leaves_nothing(pair: Pair, tmp_path: Path) 
 
 
 def test_a_damage_that_cannot_be_made_leaves_nothing(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(FaultNotApplicable, match="no tensor matches"):
+    with pytest.raises(FaultNotApplicable, match="no tensor matches") as raised:
         damage_copy(pair.new, tmp_path / "out", faults.drop_tensor("nowhere"))
+    assert f'in "{pair.new.absolute()}"' in str(raised.value)  # and not in a directory that is gone
     assert list(tmp_path.iterdir()) == []
 
 

@@ -80,6 +80,59 @@ def test_a_failure_without_a_known_cause_is_unknown(tmp_path: Path, capsys: pyte
     assert "no line that is known says why" in output
 
 
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (
+            "Traceback (most recent call last):\n  f()\nRuntimeError: failed to allocate memory for it\n",
+            "line 3:\n  Runtime",
+        ),
+        (
+            "(W pid=1) ERROR 11-30 01:58:12 [x.py:1] our_plugin.ShapeError: [1, 2]\n",
+            "line 1:\n  our_plugin.ShapeError: [1, 2]",
+        ),
+        ("RuntimeError: a\nEngine core initialization failed.\n", "line 1:\n  RuntimeError: a"),
+    ],
+)
+def test_an_exception_that_is_not_known_is_shown_and_is_no_pass(
+    log: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(log)
+    code, output, _ = tell(capsys, str(tmp_path / "log"))
+    assert code == 2
+    assert f"the last exception that it names, {shown}" in output
+    told = json.loads(tell(capsys, str(tmp_path / "log"), "--json")[1])
+    assert told["unknown_exception"]["text"] in log
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "WARNING 11-30 01:58:12 [x.py:1] RuntimeError: tried, and went on\n",
+        "INFO 11-30 01:58:12 [x.py:1] Received request 1: prompt: 'ValueError: what is that'\n",
+        "    raise ValueError: not the line itself\n",
+        "the words ValueError: in a sentence\n",
+        "(A pid=1) INFO 11-30 01:58:12 [x.py:1] [shutdown] API server received signal=15\nRuntimeError: cancelled\n",
+    ],
+)
+def test_what_only_speaks_of_an_exception_is_none(log: str) -> None:
+    explanation = explain(log.splitlines())
+    assert (explanation.raised, explanation.exit_code) == (None, 0)
+
+
+def test_an_exception_that_is_known_is_not_shown_as_unknown() -> None:
+    explanation = explain(["RuntimeError: Engine core initialization failed. See root cause above."])
+    assert (explanation.raised, explanation.exit_code) == (None, 2)
+    assert explain(["RuntimeError: what", "KeyError: 'lm_head.weight'"]).exit_code == 1
+
+
+def test_an_empty_log_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as that of a unit whose name was mistyped."""
+    (tmp_path / "log").touch()
+    code, output, _ = tell(capsys, str(tmp_path / "log"))
+    assert (code, output) == (2, "the log is empty: nothing was read, so nothing can be said.\n")
+
+
 def test_a_log_comes_through_a_pipe() -> None:
     text = (
         "Nov 30 01:58:12 gpu-1 vllm[9]: (EngineCore pid=9) ERROR 11-30 01:58:12 [x.py:1] KeyError: 'lm_head.weight'\n"

@@ -32,6 +32,7 @@ _REQUEST = re.compile(r"^(?:Received request |Generated response |Request \S{1,2
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
 _SHUTDOWN = re.compile(r"\[shutdown\] .{0,80}(received signal=|shutdown triggered)")
 _FRAME = re.compile(r"^(?: {2,}|\t)\S")
+_RAISED = re.compile(r"(?:[a-z_]\w{0,60}\.){0,9}[A-Z]\w{0,60}(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,19 @@ def classify_lines(lines: Iterable[str]) -> Iterator[LogLine]:
             remedy=signature.remedy,
             weight=signature.weight,
         )
+
+
+def raised_in(raw: str) -> str:
+    """Return what a line says was raised, known or not; empty for one that names no exception first, or as advice."""
+    if "Error: " not in raw and "Exception: " not in raw:
+        return ""
+    message, level = _message(raw)
+    return message if level in ("", "ERROR", "CRITICAL") and _RAISED.match(message) else ""
+
+
+def is_shutdown(raw: str) -> bool:
+    """Say whether an engine is asked to stop with this line: what it says about its parts from then on is no failure."""
+    return "[shutdown]" in raw and _SHUTDOWN.match(_message(raw)[0]) is not None
 
 
 def root_cause(text: str) -> LogLine | None:
