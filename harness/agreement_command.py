@@ -11,6 +11,7 @@ from harness.guards.command import CommandParser
 from harness.judge.agreement import Agreement, Compared, as_markdown, compare
 from harness.judge.matrix import Release, load_releases
 from harness.prediction import is_foreseeable, predict
+from harness.report.pages import write_page
 from harness.scenario import Scenario
 from harness.suite import collect
 
@@ -30,7 +31,7 @@ def agreement_main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     releases = load_releases(options.expectations, options.of_engine)
     compared = compare_all(collect(options.paths), releases)
-    options.out.write_text(as_markdown(compared, releases), encoding="utf-8")
+    write_page(options.out, as_markdown(compared, releases))
     counts = ", ".join(f"{sum(each.agreement is kind for each in compared)} {kind}" for kind in Agreement)
     print(f'harness: {len(compared)} predictions ({counts}) shown in "{options.out}"')
     return EXIT_HELD

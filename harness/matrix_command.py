@@ -60,6 +60,7 @@ def add_matrix(commands: Any) -> None:
 def _matrix(options: argparse.Namespace) -> int:
     from harness.qualify.side import parse_side
     from harness.recording import Measured, measure_starts, write_matrix
+    from harness.report.pages import require_place
     from harness.report.printable import printable
     from harness.settings import settings_from
 
@@ -70,6 +71,8 @@ def _matrix(options: argparse.Namespace) -> int:
     sides = [parse_side(given, settings, options.expectations) for given in options.engines]
     for side in sides:
         side.started_with()  # what cannot be started is said before anything is
+    for page in (options.out, options.findings):
+        require_place(page)
     is_whole, names = True, []
     for side in sides:
         try:

@@ -24,6 +24,7 @@ from harness.judge.reproduce import MAKERS, Declared
 from harness.judge.starts import NOTHING_SPENT, Cost, start_of
 from harness.judge.verdict import Verdict
 from harness.observe.history import load_history
+from harness.report.pages import write_page
 from harness.report.store import RunRecord, ScenarioRecord, load_run
 from harness.requirements import require_for_faults
 from harness.run import Run
@@ -206,7 +207,7 @@ def time_left(begun_ns: int, done: int, count: int) -> str:
 def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: Path, findings: Path) -> int:
     """Write which release of an engine notices which fault, and what to tell its maintainers; return how many are shown.
 
-    Raises: HarnessError when nothing was recorded of this engine; UsageError when there are no scenarios at the paths.
+    Raises: HarnessError when nothing was recorded of this engine, or a page cannot be written; UsageError when there are no scenarios at the paths.
     """
     by_file = collect_by_file(paths)
     families = {
@@ -220,11 +221,11 @@ def write_matrix(paths: Sequence[Path], expectations: Path, engine: str, page: P
     shown = as_markdown(
         releases, families, lacking=_lacking(every, releases[-1]), left_out=left_out(expectations, engine)
     )
-    page.write_text(shown, encoding="utf-8")
+    write_page(page, shown)
     declared = {
         scenario.name: declared_of(scenario, file) for file, scenarios in by_file.items() for scenario in scenarios
     }
-    findings.write_text(as_findings(releases, declared), encoding="utf-8")
+    write_page(findings, as_findings(releases, declared))
     return len(releases)
 
 
