@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from harness.clock import seconds_between
+from harness.judge.moments import Layer
 from harness.judge.verdict import Finding, Verdict
 from harness.observe.history import Event, EventKind, Request
 from harness.observe.logs import LogLine, can_be_cause, cause_order, classify
@@ -29,6 +30,7 @@ from harness.report.timeline import load_origin_ns
 
 DOTS_MAX_PAGE = 24_000  # about 0.3 MB of dots, shared by all pictures of a page
 EVIDENCE_MAX = 12
+DECISIVE_MAX = 3  # findings of a scenario that are said beside its verdict
 LOG_BYTES_MAX = 1024**2
 LOG_FILES_MAX = 12
 LOG_LINES_MAX = 8
@@ -88,6 +90,8 @@ def render(run: RunRecord) -> str:
     counts = Counter(record.verdict for record in run.scenarios)
     template = page_environment().get_template("run.html")
     return template.render(
+        decisive_max=DECISIVE_MAX,
+        layers=[layer for layer in Layer if layer is not Layer.HARMLESS],
         run=run,
         engine_kind=ENGINE_KINDS.get(run.engine_kind, run.engine_kind),
         sentence=", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict),

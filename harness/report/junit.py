@@ -72,6 +72,8 @@ def _case(record: ScenarioRecord) -> ElementTree.Element:
 def _properties(case: ElementTree.Element, values: Mapping[str, object]) -> None:
     properties = ElementTree.SubElement(case, "properties")
     for name, value in values.items():
+        if value is None:  # there is no such figure, and "None" is no number
+            continue
         ElementTree.SubElement(properties, "property", name=printable(name), value=printable(str(value)))
 
 

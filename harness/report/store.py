@@ -51,12 +51,16 @@ class ScenarioRecord:
     layer: str
     measured: Mapping[str, float | int | str | None]
 
+    @property
+    def decisive(self) -> tuple[Finding, ...]:
+        """Return the findings that the verdict comes from; none of one that held."""
+        if self.verdict is Verdict.BROKEN:
+            return tuple(f for f in self.findings if f.verdict is Verdict.BROKEN and not f.is_precondition)
+        return tuple(f for f in self.findings if f.verdict is not Verdict.HELD)
+
     def sentence(self) -> str:
         """Say in a sentence per finding what was claimed, what was seen and where the evidence is."""
-        decisive = [f for f in self.findings if f.verdict is Verdict.BROKEN and not f.is_precondition]
-        if self.verdict is not Verdict.BROKEN:
-            decisive = [f for f in self.findings if f.verdict is not Verdict.HELD]
-        said = [f"{f.claim} is {f.verdict}: {f.because}" for f in decisive] or ["nothing was claimed"]
+        said = [f"{f.claim} is {f.verdict}: {f.because}" for f in self.decisive] or ["nothing was claimed"]
         if self.verdict is Verdict.BROKEN and (early := ended_early(self.history)):
             said.append(early)
         return f'"{self.name}" [{self.mode}] is {self.verdict}: {"; ".join(said)}; evidence: {self.directory / "history.jsonl"}'

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.judge.moments import Layer
 from harness.judge.verdict import Finding, Verdict
 from harness.observe.history import EventKind, History
 from harness.report.html import render
@@ -63,6 +64,29 @@ def test_the_page_says_first_what_was_run_and_what_came_of_it(unguarded, guarded
     assert ("href", "#s0") in page.attributes
     assert ("id", "s0") in page.attributes
     assert ("id", "s1") in page.attributes
+
+
+def test_why_a_scenario_did_not_hold_stands_beside_its_verdict(unguarded, guarded, make_scenario, make_run) -> None:
+    """Whoever is woken by it reads no further than that; the legend knows every layer that a row can name."""
+    findings = [
+        Finding(claim="faults_proved()", verdict=Verdict.BROKEN, because="a precondition", is_precondition=True),
+        Finding(claim="recovered(within_s=9)", verdict=Verdict.BROKEN, because="not back after <9 s>"),
+        Finding(claim="held()", verdict=Verdict.HELD, because="what held"),
+        *(Finding(claim=f"more{n}()", verdict=Verdict.BROKEN, because="more") for n in range(4)),
+    ]
+    broken = make_scenario(unguarded(), verdict=Verdict.BROKEN, findings=tuple(findings))
+    held = make_scenario(guarded(), mode="guarded", verdict=Verdict.HELD, findings=())
+    page = render(make_run(broken, held))
+    words = squeezed(Page(page).words)
+    summary = words[words.index("Verdicts") : words.index("Unguarded is the engine alone")]
+    assert "is broken. recovered(within_s=9) not back after <9 s>" in summary
+    assert "and 2 more" in summary
+    assert "what held" not in summary
+    assert "a precondition" not in summary
+    assert summary.count("is broken.") == 1
+    assert "is held." not in summary
+    for layer in set(Layer) - {Layer.HARMLESS}:
+        assert layer.replace("_", " ") in words[words.index("Layers from early to late") :][:120]
 
 
 def test_figures_carry_units_and_exposure_is_an_interval(unguarded, make_scenario, make_run) -> None:

@@ -37,6 +37,13 @@ def test_a_run_that_did_not_come_to_its_end_is_an_error(undeclared, guarded, mak
     assert all(name in str(problem.get("message")) for name in undeclared)
 
 
+def test_a_figure_that_is_not_known_is_left_out(guarded, make_scenario, make_run, tmp_path) -> None:
+    run = make_run(make_scenario(guarded(), measured={"recovered_after_s": None, "requests": 0}))
+    shown = {each.get("name"): each.get("value") for each in suite(run, tmp_path / "junit.xml").iter("property")}
+    assert "recovered_after_s" not in shown
+    assert shown["requests"] == "0"
+
+
 def test_hostile_words_in_a_stored_run_leave_it_xml(guarded, make_scenario, make_run, tmp_path) -> None:
     run = make_run(make_scenario(guarded()), engine_label="vllm\x00\x1b[31m<&>", started_at="2026\x08")
     assert "vllm" in str(suite(run, tmp_path / "junit.xml").get("name"))
