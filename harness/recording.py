@@ -17,6 +17,7 @@ from harness.judge.expectations import (
     change,
     load_expectations,
     record_starts,
+    why_uncertain,
 )
 from harness.judge.findings import as_findings
 from harness.judge.matrix import Release, as_markdown, left_out, load_releases
@@ -166,6 +167,8 @@ def measure_starts(
     with Run(settings, progress=tell, expectations=into, starter=starter) as run:
         label = run.identity.label
         known = load_expectations(into, label)
+        if known and (why := why_uncertain(label)):
+            tell(f"{why}, and are not made again")
         due = [
             (scenario, number)
             for scenario in scenarios

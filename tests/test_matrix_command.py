@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import cli
+from harness.engine.reference_starter import ReferenceStarter
 from harness.judge.expectations import load_expectations, record_start
 from harness.judge.moments import Layer
 from tests.suites import write_frozen_suite
@@ -89,3 +91,18 @@ def test_other_checkpoints_than_scenarios_declare_are_not_recorded(
     assert cli.main(["matrix", str(suite), "--engine", "reference", *PAGES]) == 3
     assert "as scenarios declare them, but given was: model" in capsys.readouterr().err
     assert not Path("into").exists()
+
+
+def test_starts_recorded_under_a_moving_tag_are_told(
+    suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Night after night the tag means another build, and all starts are there already."""
+    named = ReferenceStarter.identity
+    monkeypatch.setattr(ReferenceStarter, "identity", lambda self: replace(named(self), version="nightly"))
+    record_start(Path("into"), "reference-nightly", "frozen", layer=Layer.HEALTH, run="run-1", seen="")
+    assert cli.main(["matrix", str(suite), "--engine", "reference", "--starts", "1", *PAGES]) == 2
+    told = capsys.readouterr()
+    assert '"reference-nightly" is named after a tag, which may have moved' in told.out
+    assert (
+        "under names that are no versions, which no page can put in order: reference-nightly; tag the image" in told.err
+    )

@@ -102,6 +102,19 @@ def expectations_path(directory: Path, engine_label: str) -> Path:
     return directory / f"{re.sub(r'[^A-Za-z0-9._+-]', '_', engine_label)}.toml"
 
 
+def why_uncertain(engine_label: str) -> str:
+    """Say why what is recorded under a label may be of another build; empty when it names a version or a digest.
+
+    An image that says no version of its own is labelled by its tag, and some tags move: `latest`, `nightly`.
+    """
+    version = engine_label.rpartition("-")[2] or engine_label
+    if re.match(r"v?\d", version) or re.fullmatch(r"[0-9a-f]{7,64}", version) or re.search(r"-v?\d", engine_label):
+        return ""
+    return (
+        f'"{engine_label}" is named after a tag, which may have moved: starts recorded under it may be of another build'
+    )
+
+
 def load_expectations(directory: Path, engine_label: str) -> Mapping[str, Expectation]:
     """Read what was recorded for an engine release; empty when nothing was.
 

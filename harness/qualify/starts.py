@@ -14,6 +14,7 @@ from harness.judge.expectations import (
     expectations_path,
     load_expectations,
     record_starts,
+    why_uncertain,
 )
 from harness.judge.qualification import DETECTION, STARTS_MIN
 from harness.qualify.evidence import each_once, merged
@@ -66,8 +67,10 @@ def starts_of_baseline(
         if why:
             gathering.note(f"the baseline cannot be asked who it is: {why}")
     label = gathering.labels[BASELINE]
-    if label is not None:
-        recorded = merged(recorded, load_expectations(side.expectations, label))
+    if label is not None and (accepted := load_expectations(side.expectations, label)):
+        recorded = merged(recorded, accepted)
+        if why := why_uncertain(label):
+            gathering.note(why)
     if recorded:
         gathering.sources[DETECTION].append(f"recorded starts of {gathering.label(BASELINE)}")
     for run in runs:

