@@ -67,6 +67,7 @@ def _accept(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     from harness.recording import measure_starts
+    from harness.report.printable import printable
     from harness.settings import settings_from
 
     settings = settings_from(vars(options), os.environ)
@@ -77,9 +78,9 @@ def _measure(options: argparse.Namespace) -> int:
         options.into,
         starts=options.starts,
         select=options.select,
-        tell=print,
+        tell=lambda text: print(printable(text), flush=True),
     )
     for sentence in measured.sentences():
-        print(f"harness: {sentence}", file=sys.stderr)
+        print(printable(f"harness: {sentence}"), file=sys.stderr)
     print(f"harness: {measured.summary()}")
     return EXIT_UNKNOWN if measured.failed or measured.is_nothing else EXIT_HELD
