@@ -20,9 +20,9 @@ def narrator(progress: Progress, name: str, mode: str) -> Callable[[Event], None
         words = _SENTENCES.get(event.kind)
         if words is not None:
             elapsed_s = seconds_between(started, now_ns())
+            said = words.format_map(_Missing(event.data)).removesuffix(": ")  # where there is no reason
             with suppress(BrokenPipeError):  # whoever read on has gone; what is told here is on record as well
-                said = words.format_map(_Missing(event.data)).removesuffix(": ")  # where there is no reason
-            progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {said}")
+                progress(f"{name} [{mode}] {elapsed_s:6.1f} s  {said}")
 
     return tell
 
@@ -44,6 +44,7 @@ _SENTENCES = {
     EventKind.RELOAD_STARTED: "engine {incarnation} is given other weights while it serves ({how})",
     EventKind.RELOAD_ENDED: "the {how} rollout of engine {incarnation} has ended: {because}",
     EventKind.GUARD_REFUSED: "guard {guard} refused",
+    EventKind.GUARD_ACTED: "guard {guard}: {did}",
     EventKind.ROLLOUT_STARTED: "rolling out ({how}); next: somebody notices, or all is well",
     EventKind.DETECTION_SEEN: "noticed at layer {layer}: {because}",
     EventKind.REMEDY_STARTED: "remedy: {what}; next: service is back",
