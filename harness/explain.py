@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,7 @@ from harness.observe.logs import (
     cause_order,
     classify_lines,
     is_shutdown,
+    is_start,
     raised_in,
 )
 from harness.observe.signatures import ECHO, NOTE
@@ -50,6 +51,7 @@ class Raised:
 
     number: int
     text: str
+    before: Raised | None = None  # the last one before it, which counts if this one is known
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Explanation:
 
     cause: LogLine | None = None
     seen: dict[tuple[object, ...], Seen] = field(default_factory=dict)
-    lines: int = 0  # that were read
+    lines: int = 0  # that were read, without empty ones
     raised: Raised | None = None  # the last exception of which no line is known
 
     def add(self, line: LogLine) -> None:
@@ -96,19 +98,25 @@ def explain(lines: Iterable[str]) -> Explanation:
     explanation = Explanation()
     for line in classify_lines(_watched(lines, explanation)):
         explanation.add(line)
-        if explanation.raised is not None and explanation.raised.number == line.number:
-            explanation.raised = None  # it is known what that means
+        explanation.raised = _without(explanation.raised, line.number)  # it is known what that one means
     return explanation
+
+
+def _without(raised: Raised | None, number: int) -> Raised | None:
+    if raised is None or raised.number == number:
+        return None if raised is None else raised.before
+    return replace(raised, before=_without(raised.before, number))
 
 
 def _watched(lines: Iterable[str], explanation: Explanation) -> Iterator[str]:
     """Pass the lines on, and note the last exception among them until the engine is asked to stop."""
     is_stopping = False
     for number, raw in enumerate(lines, start=1):
-        explanation.lines = number
-        is_stopping = is_stopping or is_shutdown(raw)
+        explanation.lines += bool(raw.strip())
+        is_stopping = (is_stopping or is_shutdown(raw)) and not is_start(raw)
         if not is_stopping and (text := raised_in(raw)):
-            explanation.raised = Raised(number, text)
+            last = explanation.raised
+            explanation.raised = Raised(number, text, before=None if last is None else replace(last, before=None))
         yield raw
 
 

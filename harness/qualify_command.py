@@ -98,7 +98,9 @@ def _qualify(options: argparse.Namespace) -> int:
 
     place = options.out or _default_place(options.candidate, options.baseline)
     made_with = {"commit": commit(), "command": command(sys.argv)}
-    withdraw(place, candidate=options.candidate, baseline=options.baseline, **made_with)
+    if place.is_dir():
+        with held(place):  # another call that works there keeps its verdict
+            withdraw(place, candidate=options.candidate, baseline=options.baseline, **made_with)
     settings = settings_from(vars(options), os.environ)
     if options.expectations != EXPECTATIONS and not options.expectations.is_dir():
         raise UsageError(f'the expectations "{options.expectations}" are not a directory')
@@ -157,4 +159,6 @@ def _default_place(candidate: str, baseline: str) -> Path:
 
 
 def _say(text: str) -> None:
-    print(f"harness: {text}", flush=True)
+    from harness.report.printable import printable
+
+    print(printable(f"harness: {text}"), flush=True)

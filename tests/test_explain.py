@@ -249,3 +249,28 @@ def test_random_bytes_are_harmless() -> None:
     noise = Random(5).randbytes(200_000)
     assert explain(bounded_lines(io.BytesIO(noise))).cause is None
     assert classify(noise.decode("latin-1")) == ()
+
+
+UNKNOWN = "FooKernelError: no kernel image"
+KNOWN_NOTE = "(EngineCore pid=2) ERROR RuntimeError: Engine core initialization failed. See root cause above."
+STOPPING = "(APIServer pid=7) INFO 11-30 19:48:11 [launcher.py:1] [shutdown] API server: received signal=15"
+STARTING = (
+    "(APIServer pid=7) INFO 11-30 19:47:48 [api_utils.py:286] non-default args: {'model_tag': '/checkpoints/live'}"
+)
+
+
+def test_an_unknown_exception_is_shown_though_a_known_one_follows() -> None:
+    explanation = explain([UNKNOWN, KNOWN_NOTE, KNOWN_NOTE])
+    assert explanation.raised is not None
+    assert (explanation.raised.number, explanation.exit_code) == (1, 2)
+
+
+def test_what_an_engine_that_starts_after_a_stop_raises_is_no_part_of_the_stop() -> None:
+    assert explain([STARTING, STOPPING, UNKNOWN]).exit_code == 0
+    explanation = explain([STARTING, STOPPING, STARTING, UNKNOWN])
+    assert explanation.raised is not None
+    assert (explanation.raised.number, explanation.exit_code) == (4, 2)
+
+
+def test_empty_lines_alone_are_no_log() -> None:
+    assert explain(["", "  "]).exit_code == 2

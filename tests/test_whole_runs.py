@@ -10,7 +10,6 @@ import pytest
 from harness import claims, cli, models
 from harness.checkpoint.models import default_cache
 from harness.errors import EnvironmentMissing, GoldenUnusable
-from harness.run import Run
 from harness.scenario import Mode
 from tests.planted import UNSEEN, PlantingStarter, run_on, short
 from tests.suites import NO_DOCKER, RUN_LIMIT_S
@@ -38,7 +37,7 @@ def test_a_scenario_for_which_something_is_missing_here_was_skipped(
     def missing(*_: object) -> None:
         raise EnvironmentMissing("root", "only root can mount")
 
-    monkeypatch.setattr(Run, "_require_for_faults", missing)
+    monkeypatch.setattr("harness.run.require_for_faults", missing)
     with run_on(PlantingStarter({}), tmp_path) as run, pytest.raises(EnvironmentMissing):
         run.scenario(SAME, Mode.UNGUARDED)
     assert is_complete(tmp_path / "results")

@@ -32,8 +32,11 @@ def stamp(directory: Path) -> str:
     Another file under a name changes it, and so does the same one copied again.
     """
     whole = hashlib.sha256()
-    for folder, folders, names in os.walk(directory):
-        folders.sort()
+    entered: set[str] = set()
+    for folder, folders, names in os.walk(directory, followlinks=True, onerror=_raise):
+        real = os.path.realpath(folder)
+        folders[:] = sorted(folders) if real not in entered else []  # a link to a directory above has no end
+        entered.add(real)
         for name in sorted(names):
             path = Path(folder, name)
             try:
@@ -43,3 +46,7 @@ def stamp(directory: Path) -> str:
                 said = "absent"  # a link to nothing
             whole.update(f"{path.relative_to(directory)}\0{said}\n".encode(errors="surrogateescape"))
     return whole.hexdigest()[:16]
+
+
+def _raise(error: OSError) -> None:
+    raise error

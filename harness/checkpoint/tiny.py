@@ -39,7 +39,7 @@ class TinyShape:
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in asdict(self).items() if name not in ("dtype", "tied")}
         for name, value in numbers.items():
-            if not isinstance(value, int):
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise UsageError(f"{name} is {value!r}, expected a whole number")
         if self.dtype not in CONFIG_DTYPES:
             raise UsageError(f'dtype is "{self.dtype}", expected one of {", ".join(CONFIG_DTYPES)}')

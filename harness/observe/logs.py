@@ -93,6 +93,11 @@ def is_shutdown(raw: str) -> bool:
     return "[shutdown]" in raw and _SHUTDOWN.match(_message(raw)[0]) is not None
 
 
+def is_start(raw: str) -> bool:
+    """Say whether a server begins with this line: a log may hold one after the other."""
+    return "non-default args: " in raw
+
+
 def root_cause(text: str) -> LogLine | None:
     """Return the line that says why an engine failed, or None when no known line does.
 

@@ -10,7 +10,7 @@ from harness.errors import HarnessError, UsageError
 from harness.judge.qualification import PARTS, RECOVERY
 from harness.qualify.evidence import Known, build_of
 from harness.qualify.request import Request
-from harness.qualify.reuse import why_of_another
+from harness.qualify.reuse import as_declared, why_of_another
 from harness.qualify.side import Side
 from harness.recording import Tell
 from harness.report.store import RunRecord, load_run
@@ -90,9 +90,10 @@ class Gathering:
         self.asked[arm] = identity.build
         return ""
 
-    def why_of_another(self, path: Path, arm: str, *, ignored: Sequence[str] = ()) -> str:
+    def why_of_another(self, path: Path, arm: str, *, ignored: Sequence[str] = (), is_as_declared: bool = False) -> str:
         """Say why what an earlier call made of a side is not about what is asked now, and note it; empty when it is.
 
+        Starts are asked for as scenarios declare them, whatever the settings would put in place of that.
         A name that can come to mean another build, such as a tag or an interpreter, is asked which it is now.
         """
         side, why = self.sides[arm], ""
@@ -105,7 +106,8 @@ class Gathering:
                 why = f"which build {side.given} is now cannot be asked: {self.silent[arm]}"
         if not why:
             now = Known(name=arm, label=self.labels[arm], builds=frozenset(filter(None, [self.asked.get(arm)])))
-            why = why_of_another(path, side.settings, now, ignored=ignored)
+            settings = as_declared(side.settings) if is_as_declared else side.settings
+            why = why_of_another(path, settings, now, ignored=ignored)
         if why:
             self.note(f'"{path}" is of an earlier call and does not count for the {arm}: {why}')
         return why

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.clock import now_ns
 from harness.errors import EnvironmentMissing, HarnessError
 from harness.judge.verdict import Verdict
-from harness.qualify.evidence import each_once, runs_in
+from harness.qualify.evidence import build_of, each_once, runs_in
 from harness.qualify.gathering import Gathering
 from harness.qualify.reuse import as_asked
 from harness.recording import time_left
@@ -40,6 +40,8 @@ def guarded_runs(
 def _loaded(gathering: Gathering, arm: str, named: Sequence[Path]) -> list[RunRecord]:
     """Return the runs of a side that were given, and what earlier calls made here that is about what is asked now."""
     place, settings = gathering.request.out / arm, gathering.sides[arm].settings
+    if arm not in gathering.asked and len({build_of(path) for path in runs_in(place)}) > 1:
+        gathering.ask(arm)  # one of them is not what it is now
     own = [path for path in runs_in(place) if not gathering.why_of_another(path, arm)]
     loaded = [gathering.load(path, arm) for path in each_once((*named, *own))]
     runs = list({run.name: run for run in reversed(loaded)}.values())[::-1]  # a copy is the same run

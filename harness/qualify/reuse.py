@@ -59,6 +59,11 @@ def why_of_another(run: Path, settings: Settings, now: Known, *, ignored: Sequen
     return ""
 
 
+def as_declared(settings: Settings) -> Settings:
+    """Return settings that replace nothing that scenarios declare."""
+    return replace(settings, model=None, old=None, new=None, engine_arguments=())
+
+
 def as_asked(run: RunRecord, scenarios: Sequence[Scenario], settings: Settings) -> tuple[RunRecord, list[str]]:
     """Return a run without the guarded scenarios that are declared otherwise now, and their names."""
     now = {scenario.name: _declared(adapted(scenario, settings)) for scenario in scenarios}

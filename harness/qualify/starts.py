@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,9 @@ from harness.judge.expectations import (
 from harness.judge.qualification import DETECTION, STARTS_MIN
 from harness.qualify.evidence import each_once, merged
 from harness.qualify.gathering import BASELINE, CANDIDATE, Gathering
+from harness.qualify.reuse import as_declared
 from harness.qualify.side import recorded_in
-from harness.recording import REPLACES, Measured, acceptable_starts, measure_starts, why_not_acceptable
+from harness.recording import Measured, acceptable_starts, measure_starts, why_not_acceptable
 from harness.report.store import RunRecord
 from harness.scenario import Mode
 
@@ -42,17 +45,18 @@ def starts_of_candidate(
             gathering.name(CANDIDATE, path.stem)
     for run in runs:
         known = _with_starts_of(gathering, run, known)
-    known = _with_own_starts(gathering, CANDIDATE, known)
-    lacking = _lacking(gathering, known, request.starts)
-    if request.matrix_runs or not is_needed or not lacking or not gathering.can_start(CANDIDATE, DETECTION, lacking):
-        return known
-    try:
-        measured = _measure(gathering, CANDIDATE, lacking, request.starts)
-    except EnvironmentMissing as error:
-        gathering.cannot(CANDIDATE, DETECTION, lacking, str(error))
-        return known
-    gathering.why[DETECTION].update(measured.failed)
-    gathering.why[DETECTION].update(measured.skipped)
+    lacking = _lacking(gathering, merged(known, _own_starts(gathering, CANDIDATE)), request.starts)
+    may_start = not request.matrix_runs and is_needed and lacking
+    if may_start and gathering.can_start(CANDIDATE, DETECTION, lacking):
+        # Which build it is now, is known: what was made here of another one is lacking too.
+        lacking = _lacking(gathering, merged(known, _own_starts(gathering, CANDIDATE)), request.starts)
+        try:
+            measured = _measure(gathering, CANDIDATE, lacking, request.starts)
+        except EnvironmentMissing as error:
+            gathering.cannot(CANDIDATE, DETECTION, lacking, str(error))
+        else:
+            gathering.why[DETECTION].update(measured.failed)
+            gathering.why[DETECTION].update(measured.skipped)
     return _with_own_starts(gathering, CANDIDATE, known)
 
 
@@ -75,29 +79,42 @@ def starts_of_baseline(
         gathering.sources[DETECTION].append(f"recorded starts of {gathering.label(BASELINE)}")
     for run in runs:
         recorded = _with_starts_of(gathering, run, recorded)
-    recorded = _with_own_starts(gathering, BASELINE, recorded)
-    lacking = _lacking(gathering, recorded, STARTS_MIN)
+    if _may_start_baseline(gathering, recorded, is_needed=is_needed):
+        lacking = _lacking(gathering, merged(recorded, _own_starts(gathering, BASELINE)), STARTS_MIN)
+        gathering.tell(f"the baseline is started on {len(lacking)} faults")
+        try:
+            measured = _measure(gathering, BASELINE, lacking, STARTS_MIN)
+        except HarnessError as error:
+            gathering.note(f"the baseline cannot be started for detection: {error}")
+        else:
+            for name, because in (*measured.failed, *measured.skipped):
+                gathering.note(f"a start of the baseline on {name} is not recorded: {because}")
+    return _with_own_starts(gathering, BASELINE, recorded)
+
+
+def _may_start_baseline(gathering: Gathering, recorded: Mapping[str, Expectation], *, is_needed: bool) -> bool:
+    """Say whether the baseline lacks starts and can be started, and note what keeps it from that.
+
+    It has said then which build it is, so that starts of another one that were made here do not count.
+    """
+    side = gathering.request.baseline
+    lacking = _lacking(gathering, merged(recorded, _own_starts(gathering, BASELINE)), STARTS_MIN)
     if not is_needed or not lacking:
-        return recorded
+        return False
     if why := side.why_not_started or ("" if gathering.request.may_run else "nothing may be run"):
         if gathering.request.start_baseline:
             gathering.note(f"--start-baseline makes no start: {why}")
-        return recorded
+        return False
     if not gathering.request.start_baseline:
         gathering.note(
             f"fewer than {STARTS_MIN} starts of the baseline are recorded of {len(lacking)} of the scenarios: "
             "--start-baseline makes them here"
         )
-        return recorded
-    gathering.tell(f"the baseline is started on {len(lacking)} faults")
-    try:
-        measured = _measure(gathering, BASELINE, lacking, STARTS_MIN)
-    except HarnessError as error:
-        gathering.note(f"the baseline cannot be started for detection: {error}")
-        return recorded
-    for name, because in (*measured.failed, *measured.skipped):
-        gathering.note(f"a start of the baseline on {name} is not recorded: {because}")
-    return _with_own_starts(gathering, BASELINE, recorded)
+        return False
+    if BASELINE not in gathering.asked and (why := gathering.ask(BASELINE)):
+        gathering.note(f"the baseline cannot be started for detection: {why}")
+        return False
+    return True
 
 
 def _lacking(gathering: Gathering, known: Mapping[str, Expectation], starts: int) -> list[str]:
@@ -127,7 +144,7 @@ def _own_starts(gathering: Gathering, arm: str) -> dict[str, Expectation]:
     for name, expectation in made.items():
         for start in expectation.starts(name):
             run = place / start.run.partition("/")[0]
-            if not run.is_dir() or not gathering.why_of_another(run, arm, ignored=REPLACES):
+            if not run.is_dir() or not gathering.why_of_another(run, arm, is_as_declared=True):
                 kept[name] = kept.get(name, NOTHING_RECORDED).with_start(start)
     return kept
 
@@ -135,11 +152,16 @@ def _own_starts(gathering: Gathering, arm: str) -> dict[str, Expectation]:
 def _set_aside(gathering: Gathering, arm: str) -> None:
     """Put away the file of starts that were made here where some of them are not about what is asked now."""
     label, place = gathering.labels[arm], _place(gathering, arm)
-    if label is None or _own_starts(gathering, arm) == load_expectations(place, label):
+    made, kept = {} if label is None else load_expectations(place, label), _own_starts(gathering, arm)
+    if label is None or {name: each.runs for name, each in kept.items()} == {n: each.runs for n, each in made.items()}:
         return
-    kept, file = _own_starts(gathering, arm), expectations_path(place, label)
-    file.replace(file.with_name(f"{file.name}.{wall_time().replace(':', '')}"))
-    record_starts(place, label, [start for name, each in kept.items() for start in each.starts(name)])
+    file = expectations_path(place, label)
+    shutil.copy2(file, file.with_name(f"{file.name}.{wall_time().replace(':', '')}"))
+    with tempfile.TemporaryDirectory(dir=place) as scratch:  # the file is there at any time, whole
+        written = expectations_path(Path(scratch), label)
+        written.touch()
+        record_starts(Path(scratch), label, [start for name, each in kept.items() for start in each.starts(name)])
+        written.replace(file)
 
 
 def _measure(gathering: Gathering, arm: str, lacking: Sequence[str], starts: int) -> Measured:
@@ -157,7 +179,7 @@ def _measure(gathering: Gathering, arm: str, lacking: Sequence[str], starts: int
     _set_aside(gathering, arm)
     measured = measure_starts(
         request.scenarios,
-        replace(settings, results=place, model=None, old=None, new=None, engine_arguments=()),
+        replace(as_declared(settings), results=place),
         place,
         starts=starts,
         select="",

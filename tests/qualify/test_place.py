@@ -49,6 +49,13 @@ def test_a_call_that_came_to_no_verdict_leaves_none_that_held(
     assert "has not come to its end" in verdict.with_suffix(".html").read_text()
 
 
+def test_a_call_that_is_refused_leaves_the_verdict_of_the_one_that_works_there(verdict: Path) -> None:
+    before = verdict.read_bytes()
+    with held(verdict.parent):
+        assert cli.main([*ARGUMENTS, *DETECTION]) == 2
+    assert verdict.read_bytes() == before
+
+
 def test_a_call_that_was_interrupted_leaves_none_that_held(verdict: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

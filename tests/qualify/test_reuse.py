@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,79 @@ def test_starts_of_another_build_are_made_anew(suite: Path, monkeypatch: pytest.
     assert had == [("r0/missing-start-1", "r1/missing-start-1")]
     assert [len(load_expectations(place, each.stem)) for each in place.glob("*.toml")] == [1]
     assert list(place.glob("reference-2.0.toml.*"))
+
+
+def store_start(place: Path, number: int, **fields: Any) -> None:
+    run = place / f"r{number}"
+    store_guarded(run)
+    of(run, **fields)
+    record_start(place, "reference-2.0", "missing", layer=Layer.STARTUP, run=f"{run.name}/missing-start-1", seen="it")
+
+
+def test_starts_of_the_build_before_do_not_count_once_a_release_has_said_which_it_is(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, had = Path("out/starts"), []
+    for number in range(2):
+        store_start(place, number, engine_build="monday")
+
+    def measured(*_: object, **__: object) -> None:
+        had.append(load_expectations(place, "reference-2.0"))
+        raise EnvironmentMissing("docker", "not now")
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    release = replace(tagged("tuesday"), label="reference-2.0")
+    found = qualify(request(suite, candidate=release, required=(DETECTION,)), lambda _: None)
+    assert had == [{}]
+    assert not [source for source in found.sources[DETECTION] if "starts" in source], "none of them counts"
+
+
+def test_starts_that_all_count_are_left_where_they_are(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path("out/starts")
+    store_start(place, 0, engine_build="monday")
+    before = (place / "reference-2.0.toml").read_bytes()
+
+    def measured(*_: object, **__: object) -> None:
+        raise EnvironmentMissing("docker", "not now")
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    qualify(request(suite, candidate=tagged("monday"), required=(DETECTION,)), lambda _: None)
+    assert [each.name for each in place.glob("*.toml*")] == ["reference-2.0.toml"]
+    assert (place / "reference-2.0.toml").read_bytes() == before
+
+
+def test_starts_on_other_checkpoints_than_scenarios_declare_do_not_count(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(engine="reference", model="smollm2").as_json()
+    store_start(Path("out/starts"), 0, engine_build="monday", settings=json.loads(json.dumps(settings, default=str)))
+    release = replace(tagged("monday", model="smollm2"), label="reference-2.0")
+    found = qualify(request(suite, candidate=release, required=(DETECTION,), may_run=False), lambda _: None)
+    assert [note for note in found.notes if 'its model is "smollm2", and null is asked for' in note], found.notes
+
+
+def test_a_release_that_was_built_anew_goes_on_with_the_runs_of_its_build(suite: Path, earlier: Path) -> None:
+    """Runs of both builds lie there after the first call on the new one."""
+    later = earlier.with_name("two")
+    shutil.copytree(earlier, later)
+    of(later, engine_build="tuesday")
+    release = replace(tagged("tuesday"), label="reference-2.0")
+    found = qualify(asked(suite, release), lambda _: None)
+    assert (found.verdict, found.builds["candidate"]) == (Verdict.HELD, ["tuesday"])
+
+
+def test_a_stamp_reads_linked_directories_and_comes_to_an_end(tmp_path: Path) -> None:
+    inner, whole = tmp_path / "inner", tmp_path / "whole"
+    inner.mkdir()
+    whole.mkdir()
+    (inner / "file").write_bytes(b"1")
+    (whole / "adapter").symlink_to(inner)
+    (inner / "loop").symlink_to(whole)
+    before = stamp(whole)
+    (inner / "file").write_bytes(b"12")
+    assert stamp(whole) != before
+    with pytest.raises(OSError, match="absent"):
+        stamp(tmp_path / "absent")
 
 
 def test_starts_are_of_what_scenarios_declare(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:

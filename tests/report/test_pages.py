@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,25 @@ def test_matrix_names_a_page_without_a_place_before_any_engine_starts(
     assert capsys.readouterr().err == 'harness: the page "file/findings.md" cannot be written: File exists\n'
     assert not (tmp_path / "into").exists()
     assert not (tmp_path / "results").exists()
+
+
+def test_a_link_to_a_page_stays_one(tmp_path: Path) -> None:
+    page, link = tmp_path / "own" / "page.md", tmp_path / "link.md"
+    write_page(page, "before")
+    link.symlink_to(page)
+    write_page(link, "after")
+    assert link.is_symlink()
+    assert page.read_text(encoding="utf-8") == "after"
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """As /dev/stdout and /dev/null are, of which root would make files."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_page(pipe, "a page")
+        assert os.read(reader, 100) == b"a page"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
