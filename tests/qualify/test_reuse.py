@@ -199,6 +199,22 @@ def test_starts_of_the_build_before_do_not_count_once_a_release_has_said_which_i
     assert not [source for source in found.sources[DETECTION] if "starts" in source], "none of them counts"
 
 
+def test_starts_of_a_baseline_that_was_built_anew_are_made_anew(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_start(Path("out/baseline-starts"), 0, engine_build="monday")
+    had: dict[str, Any] = {}
+
+    def measured(_: object, __: object, into: Path, **___: object) -> None:
+        had[into.name] = load_expectations(into, "reference-2.0")
+        raise EnvironmentMissing("docker", "not now")
+
+    monkeypatch.setattr("harness.qualify.starts.measure_starts", measured)
+    release = replace(tagged("tuesday"), label="reference-2.0")
+    qualify(
+        request(suite, candidate=release, baseline=release, required=(DETECTION,), start_baseline=True), lambda _: None
+    )
+    assert had["baseline-starts"] == {}
+
+
 def test_starts_that_all_count_are_left_where_they_are(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Path("out/starts")
     store_start(place, 0, engine_build="monday")
