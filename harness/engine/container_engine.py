@@ -23,6 +23,7 @@ from harness.errors import HarnessError, UsageError, WaitExpired
 LOG_END_LIMIT_S = 10.0
 KILL_LIMIT_S = 30.0
 _INSPECT_EVERY_S = 1.0
+_SENT = (0, 128 + int(signal.SIGKILL), None)  # exit codes of the shell that signals; all but 0: cut off
 # A slim image has no ps. The server is the child of Docker's init; the core titles itself.
 _FIND_ROLE = {
     "server": 'read -r stat < $d/stat || continue; rest="${stat##*) ? }"; [ "${rest%% *}" = 1 ] || continue',
@@ -139,18 +140,23 @@ class ContainerEngine:
         if role not in _FIND_ROLE:
             raise UsageError(f'"{role}" is not a process of vLLM: expected one of {", ".join(_FIND_ROLE)}')
         number = int(signal_number)
-        script = (
-            f"for d in /proc/[0-9]*; do {_FIND_ROLE[role]}; pid=${{d#/proc/}}; [ $pid = $$ ] && continue; "
-            f"kill -{number} $pid && echo $pid && exit; done 2>/dev/null; exit 1"
-        )
         if number == signal.SIGSTOP:
             self._is_frozen = True  # before it is: an interrupt in the middle must not hide it
         with docker_sentence(f'signal {number} to the {role} of engine "{self._incarnation}"'):
-            done = self._container.exec_run(["sh", "-c", script])
-        if done.exit_code != 0:
-            raise HarnessError(f'engine "{self._incarnation}" has no {role} process that takes signal {number}')
+            pid = self._find(role)
+            # The server's end ends the container, and this shell with it, maybe before the shell can say so.
+            if pid is not None and self._container.exec_run(["sh", "-c", f"kill -{number} {pid}"]).exit_code in _SENT:
+                return pid
+        raise HarnessError(f'engine "{self._incarnation}" has no {role} process that takes signal {number}')
+
+    def _find(self, role: str) -> int | None:
+        script = (
+            f"for d in /proc/[0-9]*; do {_FIND_ROLE[role]}; pid=${{d#/proc/}}; [ $pid = $$ ] && continue; "
+            "echo $pid; exit; done 2>/dev/null; exit 1"
+        )
+        done = self._container.exec_run(["sh", "-c", script])
         assert isinstance(done.output, bytes)
-        return int(done.output.split()[0])
+        return int(done.output) if done.exit_code == 0 else None
 
     def processes(self, role: str) -> tuple[int, ...]:
         """Return the host's process ids of the `server`, of what computes (`core`), of the first `worker`, or of `all`.

@@ -1,0 +1,51 @@
+"""A signal to a process in a container, whose end may end the shell that sent it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from harness.engine.container_engine import ContainerEngine
+from harness.errors import HarnessError
+
+
+class Shells:
+    """A container in which a shell finds a process or not, and ends as told when it signals."""
+
+    def __init__(self, found: bytes, signalled: int | None) -> None:
+        self.found = found
+        self.signalled = signalled
+        self.sent: list[str] = []
+
+    def exec_run(self, command: Sequence[str]) -> SimpleNamespace:
+        """Answer as `Container.exec_run` does."""
+        script = command[-1]
+        if script.startswith("kill"):
+            self.sent.append(script)
+            return SimpleNamespace(exit_code=self.signalled, output=b"")
+        return SimpleNamespace(exit_code=0 if self.found else 1, output=self.found)
+
+
+def engine_with(shells: Shells) -> ContainerEngine:
+    engine = ContainerEngine.__new__(ContainerEngine)
+    engine._incarnation = "old-1"
+    engine._container = shells
+    return engine
+
+
+@pytest.mark.parametrize("signalled", [0, 137, None])
+def test_a_signal_counts_although_the_shell_that_sent_it_ended_with_the_container(signalled: int | None) -> None:
+    shells = Shells(found=b"7\n", signalled=signalled)
+    assert engine_with(shells).kill("server", signal.SIGKILL) == 7
+    assert shells.sent == ["kill -9 7"]
+
+
+@pytest.mark.parametrize(("found", "signalled", "sent"), [(b"", 0, []), (b"7\n", 1, ["kill -9 7"])])
+def test_no_process_or_one_that_takes_no_signal_is_an_error(found: bytes, signalled: int, sent: list[str]) -> None:
+    shells = Shells(found=found, signalled=signalled)
+    with pytest.raises(HarnessError, match="no server process that takes signal 9"):
+        engine_with(shells).kill("server", signal.SIGKILL)
+    assert shells.sent == sent
