@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.errors import HarnessError, UsageError
 from harness.judge.canaries import Canaries
-from harness.judge.gates import Gate, GateLimits, block_gates, is_drifting
+from harness.judge.gates import Gate, GateLimits, block_gates, is_drifting, lag_of_margin
 from harness.judge.profiles import Profile, profile_named
 from harness.judge.records import Records
 from harness.judge.slo import Slo
@@ -189,7 +189,14 @@ def load_block(folder: Path, declared: Declaration) -> Block:
             is_null=bool(stored["is_null"]),
             values={name: measure(seen) for name, measure in FUNCTIONALS.items()},
             counts=users.counts(),
-            gates=block_gates(records, events, stored["report"], limits=declared.limits, where=f"block {folder.name}"),
+            gates=block_gates(
+                records,
+                events,
+                stored["report"],
+                lag_of_margin=lag_of_margin(users, declared.gating, declared.rule.margin),
+                limits=declared.limits,
+                where=f"block {folder.name}",
+            ),
             events=events,
             is_drifting=is_drifting(users),
             is_coalesced=is_coalesced(users),

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.judge.records import Records
-from harness.judge.windows import latencies
+from harness.judge.windows import FUNCTIONALS, latencies
 from harness.observe.history import Event, EventKind
 
 DRIFT_RHO = 0.65
@@ -28,7 +28,7 @@ class GateLimits:
     """The largest value of each gate that still lets a comparison count."""
 
     lag_ms_p99: float = 5.0  # start of a request after its planned time
-    lag_of_ttft_p99: float = 0.05  # the same, as a share of the median time to first token
+    lag_of_margin: float = 0.5  # by how much it moves a metric that decides, as a share of the margin
     lag_ms_max: float = 50.0
     loop_lag_ms_p99: float = 5.0  # how late a timer in the loader was
     unsent_ratio: float = 0.01  # of the planned arrivals
@@ -78,8 +78,26 @@ class Gate:
         return f"{self.name} is {self.seen:.4g} in {self.where}, limit {self.limit:g}"
 
 
+def lag_of_margin(users: Records, metrics: Sequence[str], margin: float) -> float:
+    """Return by how much late dispatch slows the worst of these metrics, as a share of the margin (0.1: a tenth of it).
+
+    Latency counts from the planned start, so the lag of the loaders is in it. While it moves no metric by half of the margin,
+    it can neither make an equal side slower nor hide one that is. Of the users' requests in the measured window.
+    """
+    seen = latencies(users)
+    without = latencies(replace(users, planned_ns=np.where(users.is_ok, users.dispatched_ns, users.planned_ns)))
+    shifts = [FUNCTIONALS[name](seen) / FUNCTIONALS[name](without) - 1 for name in metrics]
+    return max((shift for shift in shifts if math.isfinite(shift)), default=0.0) / margin
+
+
 def block_gates(
-    records: Records, events: Sequence[Event], report: Mapping[str, Any], *, limits: GateLimits, where: str
+    records: Records,
+    events: Sequence[Event],
+    report: Mapping[str, Any],
+    *,
+    lag_of_margin: float,
+    limits: GateLimits,
+    where: str,
 ) -> tuple[Gate, ...]:
     """Return the gates of one block: its load, its loaders and the machine while it ran.
 
@@ -89,11 +107,9 @@ def block_gates(
     host = [event.data for event in events if event.kind is EventKind.HOST]
     load_events = report["planned_events_per_s"]
     users = records.of_users()
-    ttft_ms = [1e3 * value for value in latencies(users).ttft_s if math.isfinite(value)]
-    lag_ms = float(report["lag_ms_p99"])
     seen: dict[str, float | None] = {
-        "lag_ms_p99": lag_ms,
-        "lag_of_ttft_p99": lag_ms / median(ttft_ms) if ttft_ms else None,
+        "lag_ms_p99": float(report["lag_ms_p99"]),
+        "lag_of_margin": lag_of_margin,
         "lag_ms_max": float(report["lag_ms_max"]),
         "loop_lag_ms_p99": float(report["loop_lag_ms_p99"]),
         "unsent_ratio": 1 - float(report["achieved_ratio"]),
