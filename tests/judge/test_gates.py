@@ -64,7 +64,7 @@ def test_lag_is_seen_where_it_decides() -> None:
     assert lag_of_margin(mostly, ("ttft_ms_p50", "tpot_ms_p50"), MARGIN) == 0.0
     assert lag_of_margin(mostly, ("ttft_ms_p50", "ttft_ms_p95"), MARGIN) == pytest.approx(0.2 / MARGIN)
     assert lag_of_margin(mostly, ("ttft_ms_p50", "e2e_ms_p95"), MARGIN) == pytest.approx(10 / 90 / MARGIN)
-    assert lag_of_margin(steady([50.0] * 3, result="timeout"), ("ttft_ms_p50",), MARGIN) == 0.0
+    assert lag_of_margin(steady([50.0] * 3, result="deadline"), ("ttft_ms_p50",), MARGIN) == 0.0
     assert lag_of_margin(records(), ("ttft_ms_p50",), MARGIN) == 0.0
 
 
