@@ -75,6 +75,11 @@ def add_qualify(commands: Any) -> None:
         help="start the baseline too on faults of which fewer than 3 of its starts are recorded (default: detection is unknown)",
     )
     qualify.add_argument("--profile", default="release", help="margin and looks of the comparison (default: release)")
+    qualify.add_argument(
+        "--compare-model",
+        metavar="MODEL",
+        help="checkpoint that both sides of the comparison serve, tiny or smollm2 (default: that of --model or --old)",
+    )
     qualify.add_argument("--expectations", type=Path, default=EXPECTATIONS, metavar="DIR", help="recorded starts")
     qualify.add_argument("--out", type=Path, metavar="DIR", help="where runs and verdict go (default: by both names)")
     for name, text in EXPLAINED.items():
@@ -122,6 +127,7 @@ def _qualify(options: argparse.Namespace) -> int:
         starts=options.starts,
         start_baseline=options.start_baseline,
         profile=options.profile,
+        compare_model=options.compare_model,
     )
     with held(place):
         qualification = qualify(request, _say)

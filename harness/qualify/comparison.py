@@ -51,7 +51,9 @@ def _finished(gathering: Gathering) -> Path | None:
     """Return the newest comparison of its own that answers what is asked; an invalid one is run again."""
     for path in reversed(runs_in(gathering.request.out / COMPARISON)):
         is_answer = answer_of(path) not in ("", Slower.INVALID) and load_declaration(path).fresh
-        if not is_answer or gathering.why_unknown() or gathering.why_of_another(path, BASELINE, ignored=NOT_COMPARED):
+        if not is_answer or gathering.why_unknown():
+            continue
+        if gathering.why_of_another(path, BASELINE, gathering.request.for_comparison, ignored=NOT_COMPARED):
             continue
         if not _why_not_about(gathering, path):
             return path
@@ -86,7 +88,7 @@ def _run(gathering: Gathering) -> Path | None:
         why[COMPARISON] = f"the new side of a comparison is an image or an interpreter, and {given} is neither"
         return None
     options = Options(profile=request.profile, same=True, fresh=True, new_image=image, new_python=python)
-    settings = replace(request.baseline.started_with(), results=request.out / COMPARISON)
+    settings = replace(request.for_comparison(request.baseline.started_with()), results=request.out / COMPARISON)
     try:
         directory, _ = compare(settings, options, progress=tell, starter=request.baseline.starter)
     except HarnessError as error:

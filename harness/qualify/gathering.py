@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +10,12 @@ from harness.errors import HarnessError, UsageError
 from harness.judge.qualification import PARTS, RECOVERY
 from harness.qualify.evidence import Known, build_of
 from harness.qualify.request import Request
-from harness.qualify.reuse import as_declared, why_of_another
+from harness.qualify.reuse import why_of_another
 from harness.qualify.side import Side
 from harness.recording import Tell
 from harness.report.store import RunRecord, load_run
 from harness.scenario import Scenario
+from harness.settings import Settings
 
 CANDIDATE, BASELINE = "candidate", "baseline"
 
@@ -90,10 +91,17 @@ class Gathering:
         self.asked[arm] = identity.build
         return ""
 
-    def why_of_another(self, path: Path, arm: str, *, ignored: Sequence[str] = (), is_as_declared: bool = False) -> str:
+    def why_of_another(
+        self,
+        path: Path,
+        arm: str,
+        adapt: Callable[[Settings], Settings] = lambda given: given,
+        *,
+        ignored: Sequence[str] = (),
+    ) -> str:
         """Say why what an earlier call made of a side is not about what is asked now, and note it; empty when it is.
 
-        Starts are asked for as scenarios declare them, whatever the settings would put in place of that.
+        `adapt` turns the settings of the side into those with which such a thing is made now.
         A name that can come to mean another build, such as a tag or an interpreter, is asked which it is now.
         """
         side, why = self.sides[arm], ""
@@ -106,8 +114,7 @@ class Gathering:
                 why = f"which build {side.given} is now cannot be asked: {self.silent[arm]}"
         if not why:
             now = Known(name=arm, label=self.labels[arm], builds=frozenset(filter(None, [self.asked.get(arm)])))
-            settings = as_declared(side.settings) if is_as_declared else side.settings
-            why = why_of_another(path, settings, now, ignored=ignored)
+            why = why_of_another(path, adapt(side.settings), now, ignored=ignored)
         if why:
             self.note(f'"{path}" is of an earlier call and does not count for the {arm}: {why}')
         return why

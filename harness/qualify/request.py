@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.judge.qualification import PARTS, STARTS_MIN
 from harness.qualify.side import Side
+from harness.settings import MODELS, Settings
 from harness.suite import QUALIFICATION, Collected
 
 HALVES = ("screen", "confirm")  # profiles whose answer needs another comparison
@@ -33,6 +34,7 @@ class Request:
     starts: int = STARTS_MIN
     start_baseline: bool = False  # on the faults of which it has too few recorded starts
     profile: str = "release"  # of the comparison
+    compare_model: str | None = None  # what both sides of the comparison serve; None: what the scenarios are given
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.required if part not in PARTS]
@@ -42,6 +44,8 @@ class Request:
             raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
         if self.profile in HALVES:
             raise UsageError(f"a {self.profile} is half of a comparison and qualifies nothing: give another profile")
+        if self.compare_model is not None and self.compare_model not in MODELS:
+            raise UsageError(f'model "{self.compare_model}" is unknown; models: {", ".join(MODELS)}')
         if self.repeat < 1 or self.starts < STARTS_MIN:
             raise UsageError(
                 f"repeat must be at least 1 and starts at least {STARTS_MIN}, got {self.repeat} and {self.starts}"
@@ -53,6 +57,12 @@ class Request:
         Raises: UsageError when the markers cannot be read.
         """
         return each.is_named(self.select) and each.is_marked(self.marked)
+
+    def for_comparison(self, settings: Settings) -> Settings:
+        """Return the settings with which a side is compared."""
+        return (
+            settings if self.compare_model is None else replace(settings, model=self.compare_model, old=None, new=None)
+        )
 
     @property
     def selection(self) -> str:

@@ -144,7 +144,7 @@ def _own_starts(gathering: Gathering, arm: str) -> dict[str, Expectation]:
     for name, expectation in made.items():
         for start in expectation.starts(name):
             run = place / start.run.partition("/")[0]
-            if not run.is_dir() or not gathering.why_of_another(run, arm, is_as_declared=True):
+            if not run.is_dir() or not gathering.why_of_another(run, arm, as_declared):
                 kept[name] = kept.get(name, NOTHING_RECORDED).with_start(start)
     return kept
 

@@ -190,6 +190,36 @@ def test_a_comparison_is_run_on_both_sides_and_found_again(
     assert (options.profile, options.fresh) == ("release", True)
 
 
+def test_a_comparison_may_serve_another_model_than_the_scenarios(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own runs count for the model that is asked for, and for no other."""
+    store_comparison(tmp_path / "compared", factor=1.0, pairs=24, profile="release", fresh=True)
+    edit_arms(tmp_path / "compared", engine="reference-1.0", build=ReferenceStarter().identity().build)
+    made: list[str | None] = []
+
+    def compare(settings: Settings, options: Any, **others: Any) -> tuple[Path, None]:
+        run = settings.results / f"run-{len(made)}"
+        shutil.copytree(tmp_path / "compared", run)
+        (run / "run.json").write_text(json.dumps({"settings": settings.as_json()}, default=str))
+        (run / "verdict.json").write_text(json.dumps({"answer": "no"}))
+        made.append(settings.model)
+        assert settings.old is None
+        return run, None
+
+    monkeypatch.setattr("harness.compare.compare", compare)
+    (tmp_path / "mine").mkdir()
+    of_mine = Settings(engine="reference", old=tmp_path / "mine", new=tmp_path / "mine")
+    old = replace(side("1.0"), settings=of_mine)
+    new = replace(old, settings=Settings(engine="process", python=Path("/bin/true")))
+    for model in ("smollm2", "smollm2", "tiny", "smollm2"):
+        asked = request(suite, candidate=new, baseline=old, required=("latency",), compare_model=model)
+        assert qualify(asked, lambda _: None).verdict is Verdict.HELD
+    assert made == ["smollm2", "tiny"]
+    with pytest.raises(UsageError, match='model "huge" is unknown; models: tiny, smollm2'):
+        request(suite, compare_model="huge")
+
+
 def test_a_side_that_a_comparison_cannot_start_is_said(suite: Path) -> None:
     found = qualify(request(suite, required=("latency",)), lambda _: None)
     assert found.verdict is Verdict.UNKNOWN
