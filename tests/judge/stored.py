@@ -26,6 +26,7 @@ def store_comparison(
     failing: Mapping[str, str] | None = None,
     requests: int = 120,
     spread: float = 0.1,
+    late_ms: float = 0.0,
     **declared: Any,
 ) -> None:
     """Write a comparison in which the new arm is slower by a factor, with noise between blocks and, by `spread`, requests."""
@@ -41,7 +42,9 @@ def store_comparison(
             slower = (factor if arm == "new" else 1.0) * float(np.exp(random.normal(0, 0.01)))
             times = 100 * slower * np.exp(random.normal(0, spread, requests))
             rows = Records.of(
-                request(begin_s + 100.0 * number + n * 0.1, ttft_ms=float(ms), gap_ms=10 * slower, number=n)
+                request(
+                    begin_s + 100.0 * number + n * 0.1, ttft_ms=float(ms), gap_ms=10 * slower, late_ms=late_ms, number=n
+                )
                 for n, ms in enumerate(times)
             )
             if failing and arm in failing:

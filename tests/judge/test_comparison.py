@@ -233,6 +233,16 @@ def test_what_cannot_be_read_is_named(
         judge_run(tmp_path)
 
 
+def test_the_lag_that_a_comparison_bears_is_a_share_of_its_margin(tmp_path: Path) -> None:
+    """A first token after 100 ms, of which 3 are the loader's own: too much for a margin of 5 %, little for one of 15 %."""
+    store_comparison(tmp_path / "nightly", factor=1.0, pairs=8, late_ms=3.0, profile="nightly")
+    store_comparison(tmp_path / "incident", factor=1.0, pairs=8, late_ms=3.0, profile="incident")
+    nightly = judge_run(tmp_path / "nightly")
+    assert nightly.answer is Slower.INVALID
+    assert "lag_of_margin is 0.6" in nightly.because
+    assert judge_run(tmp_path / "incident").answer is Slower.NO
+
+
 def test_run_that_is_no_comparison_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a comparison: No such file or directory"):
         judge_run(tmp_path)

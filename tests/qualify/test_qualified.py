@@ -95,6 +95,7 @@ def test_command_ends_with_the_verdict(suite: Path, capsys: pytest.CaptureFixtur
         (["--candidate", "reference", "--baseline", "reference", "-m", "a b"], '"a b" cannot be read as markers'),
         (["--candidate", "~nosuchuser/run", "--baseline", "reference"], '"~nosuchuser/run" is no path here: '),
         (["--candidate", "reference", "--baseline", "reference", "--profile", "x"], 'profile "x" is unknown'),
+        (["--candidate", "reference", "--baseline", "reference", "--compare-model", "x"], 'model "x" is unknown'),
         (["--candidate", "reference", "--baseline", "reference", "--profile", "screen"], "a screen is half of a comp"),
         (["--candidate", "reference", "--baseline", "reference", "--profile", "confirm"], "a confirm is half of a"),
     ],
