@@ -56,6 +56,11 @@ def remarks(
         notes.append(f"{silent} canaries were not answered")
     if void:
         notes.append(f"{len(void)} pairs are void and were left out: {', '.join(str(number) for number in void)}")
+    if any(gate.name == "lag_of_margin" for block in blocks for gate in block.failed_gates):
+        notes.append(
+            "lag of the loaders moves what decides by too much of the margin: serve a larger model, which answers later, "
+            "or take a profile with a wider margin"
+        )
     if any(block.is_coalesced for block in blocks):
         notes.append(
             "several tokens came in one event: gaps between tokens mean little here, time per token still does"

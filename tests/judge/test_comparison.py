@@ -240,7 +240,10 @@ def test_the_lag_that_a_comparison_bears_is_a_share_of_its_margin(tmp_path: Path
     nightly = judge_run(tmp_path / "nightly")
     assert nightly.answer is Slower.INVALID
     assert "lag_of_margin is 0.6" in nightly.because
-    assert judge_run(tmp_path / "incident").answer is Slower.NO
+    assert any("serve a larger model" in note for note in nightly.notes)
+    incident = judge_run(tmp_path / "incident")
+    assert incident.answer is Slower.NO
+    assert not any("serve a larger model" in note for note in incident.notes)
 
 
 def test_run_that_is_no_comparison_is_named(tmp_path: Path) -> None:
