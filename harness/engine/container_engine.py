@@ -15,6 +15,7 @@ from testcontainers.core.container import DockerContainer
 
 from harness.clock import now_ns, poll_until, seconds_between
 from harness.engine.container_options import PORT, ContainerOptions
+from harness.engine.container_signals import FIND_ROLE, send_signal
 from harness.engine.docker_daemon import docker_sentence
 from harness.engine.engine import EngineSite
 from harness.engine.ready import copy_log, wait_healthy
@@ -23,12 +24,6 @@ from harness.errors import HarnessError, UsageError, WaitExpired
 LOG_END_LIMIT_S = 10.0
 KILL_LIMIT_S = 30.0
 _INSPECT_EVERY_S = 1.0
-_SENT = (0, 128 + int(signal.SIGKILL), None)  # exit codes of the shell that signals; all but 0: cut off
-# A slim image has no ps. The server is the child of Docker's init; the core titles itself.
-_FIND_ROLE = {
-    "server": 'read -r stat < $d/stat || continue; rest="${stat##*) ? }"; [ "${rest%% *}" = 1 ] || continue',
-    "core": 'case "$(tr "\\0" " " < $d/cmdline)" in *EngineCore*) ;; *) continue;; esac',
-}
 
 
 class ContainerEngine:
@@ -137,26 +132,16 @@ class ContainerEngine:
 
         Raises: UsageError for another role, HarnessError when no such process runs or it cannot be signalled.
         """
-        if role not in _FIND_ROLE:
-            raise UsageError(f'"{role}" is not a process of vLLM: expected one of {", ".join(_FIND_ROLE)}')
+        if role not in FIND_ROLE:
+            raise UsageError(f'"{role}" is not a process of vLLM: expected one of {", ".join(FIND_ROLE)}')
         number = int(signal_number)
         if number == signal.SIGSTOP:
             self._is_frozen = True  # before it is: an interrupt in the middle must not hide it
         with docker_sentence(f'signal {number} to the {role} of engine "{self._incarnation}"'):
-            pid = self._find(role)
-            # The server's end ends the container, and this shell with it, maybe before the shell can say so.
-            if pid is not None and self._container.exec_run(["sh", "-c", f"kill -{number} {pid}"]).exit_code in _SENT:
-                return pid
-        raise HarnessError(f'engine "{self._incarnation}" has no {role} process that takes signal {number}')
-
-    def _find(self, role: str) -> int | None:
-        script = (
-            f"for d in /proc/[0-9]*; do {_FIND_ROLE[role]}; pid=${{d#/proc/}}; [ $pid = $$ ] && continue; "
-            "echo $pid; exit; done 2>/dev/null; exit 1"
-        )
-        done = self._container.exec_run(["sh", "-c", script])
-        assert isinstance(done.output, bytes)
-        return int(done.output) if done.exit_code == 0 else None
+            pid = send_signal(self._container, role, number)
+        if pid is None:
+            raise HarnessError(f'engine "{self._incarnation}" has no {role} process that takes signal {number}')
+        return pid
 
     def processes(self, role: str) -> tuple[int, ...]:
         """Return the host's process ids of the `server`, of what computes (`core`), of the first `worker`, or of `all`.

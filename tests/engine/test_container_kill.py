@@ -15,8 +15,9 @@ from harness.errors import HarnessError
 class Shells:
     """A container in which a shell finds a process or not, and ends as told when it signals."""
 
-    def __init__(self, found: bytes, signalled: int | None) -> None:
+    def __init__(self, found: bytes, signalled: int | None, *, looks_before: int = 0) -> None:
         self.found = found
+        self.looks_before = looks_before
         self.signalled = signalled
         self.sent: list[str] = []
 
@@ -26,7 +27,9 @@ class Shells:
         if script.startswith("kill"):
             self.sent.append(script)
             return SimpleNamespace(exit_code=self.signalled, output=b"")
-        return SimpleNamespace(exit_code=0 if self.found else 1, output=self.found)
+        self.looks_before -= 1
+        found = b"" if self.looks_before >= 0 else self.found
+        return SimpleNamespace(exit_code=0 if found else 1, output=found)
 
 
 def engine_with(shells: Shells) -> ContainerEngine:
@@ -43,8 +46,17 @@ def test_a_signal_counts_although_the_shell_that_sent_it_ended_with_the_containe
     assert shells.sent == ["kill -9 7"]
 
 
+def test_a_server_that_docker_has_yet_to_start_is_waited_for_and_a_core_is_not() -> None:
+    assert engine_with(Shells(found=b"7\n", signalled=0, looks_before=2)).kill("server", signal.SIGTERM) == 7
+    with pytest.raises(HarnessError, match="no core process"):
+        engine_with(Shells(found=b"7\n", signalled=0, looks_before=1)).kill("core", signal.SIGTERM)
+
+
 @pytest.mark.parametrize(("found", "signalled", "sent"), [(b"", 0, []), (b"7\n", 1, ["kill -9 7"])])
-def test_no_process_or_one_that_takes_no_signal_is_an_error(found: bytes, signalled: int, sent: list[str]) -> None:
+def test_no_process_or_one_that_takes_no_signal_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, found: bytes, signalled: int, sent: list[str]
+) -> None:
+    monkeypatch.setattr("harness.engine.container_signals.SERVER_LIMIT_S", 0.1)
     shells = Shells(found=found, signalled=signalled)
     with pytest.raises(HarnessError, match="no server process that takes signal 9"):
         engine_with(shells).kill("server", signal.SIGKILL)
