@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.errors import HarnessError, UsageError
 from harness.judge.canaries import Canaries
-from harness.judge.gates import Gate, GateLimits, block_gates, is_drifting, lag_of_margin
+from harness.judge.gates import RETIRED_GATES, Gate, GateLimits, block_gates, is_drifting, lag_of_margin
 from harness.judge.profiles import Profile, profile_named
 from harness.judge.records import Records
 from harness.judge.slo import Slo
@@ -149,7 +149,9 @@ def load_declaration(run: Path) -> Declaration:
                 "gating": tuple(str(name) for name in stored["gating"]),
                 "problems": tuple(str(problem) for problem in stored["problems"]),
                 "slo": None if stored["slo"] is None else Slo(**stored["slo"]),
-                "limits": GateLimits().with_changes(stored["limits"]),
+                "limits": GateLimits().with_changes(
+                    {name: limit for name, limit in stored["limits"].items() if name not in RETIRED_GATES}
+                ),
             }
         )
         _require_usable(declared)

@@ -246,6 +246,16 @@ def test_the_lag_that_a_comparison_bears_is_a_share_of_its_margin(tmp_path: Path
     assert not any("serve a larger model" in note for note in incident.notes)
 
 
+def test_a_stored_limit_of_a_gate_that_is_no_more_is_left_out(tmp_path: Path) -> None:
+    store_comparison(tmp_path, factor=1.0, pairs=4, late_ms=3.0)
+    path = tmp_path / "comparison.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "limits": {"lag_of_ttft_p99": 0.5, "lag_ms_p99": 6.0}}))
+    seen = judge_run(tmp_path)
+    assert "gates were changed: lag_ms_p99=6" in seen.notes
+    assert {gate.name for gate in seen.failed_gates} == {"lag_of_margin"}
+
+
 def test_run_that_is_no_comparison_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a comparison: No such file or directory"):
         judge_run(tmp_path)
