@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import HarnessError, UsageError
-from harness.judge.blocks import is_comparison, load_declaration
+from harness.judge.blocks import MALFORMED, is_comparison, load_declaration
 from harness.judge.comparison import judge_run
 from harness.judge.paired import Slower
 from harness.judge.qualification import LATENCY
@@ -53,11 +54,26 @@ def _finished(gathering: Gathering) -> Path | None:
         is_answer = answer_of(path) not in ("", Slower.INVALID) and load_declaration(path).fresh
         if not is_answer or gathering.why_unknown():
             continue
+        if _serves_another_model(path, gathering.request.compare_model):
+            continue
         if gathering.why_of_another(path, BASELINE, gathering.request.for_comparison, ignored=NOT_COMPARED):
             continue
         if not _why_not_about(gathering, path):
             return path
     return None
+
+
+def _serves_another_model(path: Path, model: str | None) -> bool:
+    """Say whether a comparison of an earlier call is not known to be of the model that is asked for, if one is.
+
+    Also where a side is only recorded and has no settings to compare with.
+    """
+    if model is None:
+        return False
+    try:
+        return bool(json.loads((path / "run.json").read_text(encoding="utf-8"))["settings"]["model"] != model)
+    except (OSError, *MALFORMED):
+        return True
 
 
 def _why_not_about(gathering: Gathering, path: Path) -> str:

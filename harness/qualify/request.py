@@ -44,6 +44,8 @@ class Request:
             raise UsageError(f'part "{", ".join(unknown)}" is unknown; parts: {", ".join(PARTS)}')
         if self.profile in HALVES:
             raise UsageError(f"a {self.profile} is half of a comparison and qualifies nothing: give another profile")
+        if self.compare_model is not None and self.comparison is not None:
+            raise UsageError("a comparison that is given has its model: give either it or a model to compare with")
         if self.compare_model is not None and self.compare_model not in MODELS:
             raise UsageError(f'model "{self.compare_model}" is unknown; models: {", ".join(MODELS)}')
         if self.repeat < 1 or self.starts < STARTS_MIN:

@@ -66,6 +66,8 @@ def test_lag_is_seen_where_it_decides() -> None:
     assert lag_of_margin(mostly, ("ttft_ms_p50", "e2e_ms_p95"), MARGIN) == pytest.approx(10 / 90 / MARGIN)
     assert lag_of_margin(steady([50.0] * 3, result="deadline"), ("ttft_ms_p50",), MARGIN) == 0.0
     assert lag_of_margin(records(), ("ttft_ms_p50",), MARGIN) == 0.0
+    in_one_read = steady([50.0] * 3, gap_ms=0.0, late_ms=1.0)
+    assert lag_of_margin(in_one_read, ("ttft_ms_p50", "tpot_ms_p50"), MARGIN) == pytest.approx(0.02 / MARGIN)
 
 
 def test_nothing_wrong_passes_every_gate_also_where_the_kernel_tells_nothing() -> None:

@@ -216,6 +216,17 @@ def test_a_comparison_may_serve_another_model_than_the_scenarios(
         asked = request(suite, candidate=new, baseline=old, required=("latency",), compare_model=model)
         assert qualify(asked, lambda _: None).verdict is Verdict.HELD
     assert made == ["smollm2", "tiny"]
+    recorded = {"baseline": replace(old, settings=None, starter=None), "may_run": False}  # no settings to compare with
+    for model, counted in (("smollm2", 1), ("tiny", 1)):
+        asked = request(suite, candidate=new, required=("latency",), compare_model=model, **recorded)
+        assert len(qualify(asked, lambda _: None).sources["latency"]) == counted
+    shutil.rmtree("out/comparison/run-1")
+    found = qualify(
+        request(suite, candidate=new, required=("latency",), compare_model="tiny", **recorded), lambda _: None
+    )
+    assert (found.verdict, found.sources["latency"]) == (Verdict.UNKNOWN, ())
+    with pytest.raises(UsageError, match="give either it or a model to compare with"):
+        request(suite, compare_model="tiny", comparison=tmp_path / "compared")
     with pytest.raises(UsageError, match='model "huge" is unknown; models: tiny, smollm2'):
         request(suite, compare_model="huge")
 
