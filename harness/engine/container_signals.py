@@ -16,13 +16,14 @@ FIND_ROLE = {
     "server": 'read -r stat < $d/stat || continue; rest="${stat##*) ? }"; [ "${rest%% *}" = 1 ] || continue',
     "core": 'case "$(tr "\\0" " " < $d/cmdline)" in *EngineCore*) ;; *) continue;; esac',
 }
-_SENT = (0, 128 + int(signal.SIGKILL), None)  # exit codes of the shell that signals; all but 0: cut off
+_CUT_OFF = (128 + int(signal.SIGKILL), None)  # exit codes of a shell that ended with its container
+_ENDS_NOTHING = (signal.SIGSTOP, signal.SIGCONT)
 
 
 def send_signal(container: Container, role: str, number: int) -> int | None:
     """Signal the `server` or the `core` and return its process id as the container numbers it; None where none takes it.
 
-    Raises: what Docker's client raises, such as for a container that has ended.
+    Raises: what Docker's client raises, unless it is while a server is waited for.
     """
     pid = _find(container, role)
     if pid is None and role == "server":  # Docker's init may have yet to start it
@@ -30,9 +31,10 @@ def send_signal(container: Container, role: str, number: int) -> int | None:
             pid = poll_until(lambda: _find(container, role), what="server", limit_s=SERVER_LIMIT_S)
     if pid is None:
         return None
-    # The server's end ends the container, and this shell with it, maybe before the shell can say so.
-    done = container.exec_run(["sh", "-c", f"kill -{number} {pid}"])
-    return pid if done.exit_code in _SENT else None
+    exit_code = container.exec_run(["sh", "-c", f"kill -{number} {pid}"]).exit_code
+    # The end of the server, or of what it needs, ends the container and this shell, maybe before the shell can say so.
+    is_cut_off = number not in _ENDS_NOTHING and exit_code in _CUT_OFF
+    return pid if exit_code == 0 or is_cut_off else None
 
 
 def _find(container: Container, role: str) -> int | None:

@@ -82,8 +82,9 @@ class Gate:
 def lag_of_margin(users: Records, metrics: Sequence[str], margin: float) -> float:
     """Return by how much late dispatch slows the worst of these metrics, as a share of the margin (0.1: a tenth of it).
 
-    Latency counts from the planned start, so the lag of the loaders is in it. While it moves no metric by half of the margin,
-    it cannot make an equal side slower, nor hide one that is by a little over one and a half margins. Of the users' requests in the measured window.
+    `users` are the users' requests in the measured window. Latency counts from the planned start, so the lag of the loaders
+    is in it. While it moves no metric by half of the margin, it cannot make an equal side slower, nor hide one that is
+    slower by a little over one and a half margins.
     """
     seen = latencies(users)
     without = latencies(replace(users, planned_ns=np.where(users.is_ok, users.dispatched_ns, users.planned_ns)))

@@ -54,9 +54,12 @@ def _finished(gathering: Gathering) -> Path | None:
         is_answer = answer_of(path) not in ("", Slower.INVALID) and load_declaration(path).fresh
         if not is_answer or gathering.why_unknown():
             continue
-        if _serves_another_model(path, gathering.request.compare_model):
-            continue
         if gathering.why_of_another(path, BASELINE, gathering.request.for_comparison, ignored=NOT_COMPARED):
+            continue
+        if _serves_another_model(path, gathering.request.compare_model):
+            gathering.note(
+                f'"{path}" is of an earlier call and does not count: it served another model than is asked for'
+            )
             continue
         if not _why_not_about(gathering, path):
             return path
@@ -66,7 +69,7 @@ def _finished(gathering: Gathering) -> Path | None:
 def _serves_another_model(path: Path, model: str | None) -> bool:
     """Say whether a comparison of an earlier call is not known to be of the model that is asked for, if one is.
 
-    Also where a side is only recorded and has no settings to compare with.
+    A side that is only recorded has no settings by which it could be told.
     """
     if model is None:
         return False

@@ -52,6 +52,12 @@ def test_a_server_that_docker_has_yet_to_start_is_waited_for_and_a_core_is_not()
         engine_with(Shells(found=b"7\n", signalled=0, looks_before=1)).kill("core", signal.SIGTERM)
 
 
+@pytest.mark.parametrize(("role", "number"), [("core", signal.SIGSTOP), ("server", signal.SIGCONT)])
+def test_a_shell_that_was_cut_off_by_something_else_has_not_signalled(role: str, number: int) -> None:
+    with pytest.raises(HarnessError, match=f"no {role} process that takes signal {int(number)}"):
+        engine_with(Shells(found=b"7\n", signalled=137)).kill(role, number)
+
+
 @pytest.mark.parametrize(("found", "signalled", "sent"), [(b"", 0, []), (b"7\n", 1, ["kill -9 7"])])
 def test_no_process_or_one_that_takes_no_signal_is_an_error(
     monkeypatch: pytest.MonkeyPatch, found: bytes, signalled: int, sent: list[str]

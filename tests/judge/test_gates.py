@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ def test_lag_is_seen_where_it_decides() -> None:
     assert lag_of_margin(mostly, ("ttft_ms_p50", "e2e_ms_p95"), MARGIN) == pytest.approx(10 / 90 / MARGIN)
     assert lag_of_margin(steady([50.0] * 3, result="deadline"), ("ttft_ms_p50",), MARGIN) == 0.0
     assert lag_of_margin(records(), ("ttft_ms_p50",), MARGIN) == 0.0
+    sent_later = replace(mostly, sent_ns=mostly.sent_ns + 5_000_000)  # what is sent slowly is not lag
+    assert lag_of_margin(sent_later, ("ttft_ms_p50",), MARGIN) == 0.0
     in_one_read = steady([50.0] * 3, gap_ms=0.0, late_ms=1.0)
     assert lag_of_margin(in_one_read, ("ttft_ms_p50", "tpot_ms_p50"), MARGIN) == pytest.approx(0.02 / MARGIN)
 

@@ -225,6 +225,7 @@ def test_a_comparison_may_serve_another_model_than_the_scenarios(
         request(suite, candidate=new, required=("latency",), compare_model="tiny", **recorded), lambda _: None
     )
     assert (found.verdict, found.sources["latency"]) == (Verdict.UNKNOWN, ())
+    assert any("it served another model than is asked for" in note for note in found.notes)
     with pytest.raises(UsageError, match="give either it or a model to compare with"):
         request(suite, compare_model="tiny", comparison=tmp_path / "compared")
     with pytest.raises(UsageError, match='model "huge" is unknown; models: tiny, smollm2'):
